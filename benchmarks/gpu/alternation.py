@@ -65,11 +65,13 @@ class Load:
         server: Which.
         replicas: How many it has.
         concurrency: Requests at a time.
+        uneven: Whether the first replica serves all of them but one at a time.
     """
 
     server: VllmServer
     replicas: int
     concurrency: int
+    uneven: bool = False
 
     def run(self, seconds: float, *, asks: bool = False) -> int:
         """Serve requests for so long; return how many tokens were generated."""
@@ -78,7 +80,8 @@ class Load:
 
         def serve(number: int) -> int:
             tokens = 0
-            replica = number % self.replicas if self.replicas > 1 else None
+            place = int(number == 0) if self.uneven else number
+            replica = place % self.replicas if self.replicas > 1 else None
             for prompt, count in requests(number):
                 if end.is_set():
                     break
@@ -208,6 +211,7 @@ def main() -> int:
     parser.add_argument("--turn", type=Path, metavar="FILE", help="one at a time of all given it")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--second-runner", action="store_true", help="vLLM's Model Runner V2")
+    parser.add_argument("--uneven", action="store_true", help="one replica serves nearly all")
     add_options(parser)
     arguments = parser.parse_args()
     how = {
@@ -218,7 +222,7 @@ def main() -> int:
         "layers": arguments.layers,
         "memory": 0.25 if arguments.large else 0.1,
     }
-    document: dict[str, Any] = {"what": arguments.what, **how}
+    document: dict[str, Any] = {"what": arguments.what, "uneven": arguments.uneven, **how}
     with tempfile.TemporaryDirectory() as name, in_shared_memory() as rings:
         directory = Path(name)
         found = directory / "steps"
@@ -229,7 +233,7 @@ def main() -> int:
         with contextlib.ExitStack() as running:
             running.callback(server.stop)
             server.start(timeout=START_SECONDS)
-            load = Load(server, arguments.shape[1], arguments.concurrency)
+            load = Load(server, arguments.shape[1], arguments.concurrency, arguments.uneven)
             run = load.run_in_turns if arguments.what == "asking" else load.run
             with turn(arguments.turn):
                 run(arguments.warm)

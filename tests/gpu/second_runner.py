@@ -46,7 +46,9 @@ from tests.integration.vllm_server import TINY_QWEN3_MOE
 
 ALONE = ("own", "first", "second", "workers")
 """Stages in which requests are served one after the other, and whose arrays are compared."""
-STAGES = (*ALONE, "load", "eagle", "asked", "speed", "speed1")
+PAIR = ("own2", "second2")
+"""The same with two GPUs, which share layers and experts."""
+STAGES = (*ALONE, *PAIR, "load", "eagle", "asked", "speed", "speed1")
 GPU = torch.cuda.is_available()
 LARGER = {
     "hidden_size": 512,
@@ -284,7 +286,8 @@ def run_stage(directory: Path, name: str) -> dict[str, Any]:
         return asked_only(directory)
     if name.startswith("speed"):
         return speed(directory)
-    engine = make_engine(directory, flag=True)
+    shared = {"tensor_parallel_size": 2, "enable_expert_parallel": True} if name in PAIR else {}
+    engine = make_engine(directory, flag=True, **shared)
     alone(engine, directory, name)
     return {"written": True}
 
@@ -328,10 +331,10 @@ def environment_of(name: str) -> dict[str, str]:
     """Return the variables of a stage's process."""
     return {
         **os.environ,
-        "VLLM_USE_V2_MODEL_RUNNER": "0" if name in ("own", "first", "speed1") else "1",
-        "NCCLSCOPE_VLLM_ROUTED_EXPERTS": "" if name == "own" else "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(name in ("workers", "speed", "speed1"))),
-        "VLLM_BATCH_INVARIANT": "1" if GPU and name in ALONE else "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0" if name in ("own", "own2", "first", "speed1") else "1",
+        "NCCLSCOPE_VLLM_ROUTED_EXPERTS": "" if name in ("own", "own2") else "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(name in ("workers", "speed", "speed1", *PAIR))),
+        "VLLM_BATCH_INVARIANT": "1" if GPU and name in (*ALONE, *PAIR) else "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -385,9 +388,10 @@ def main(directory: Path, stages: tuple[str, ...]) -> dict[str, Any]:
         path = directory / f"{name}.json"
         if path.exists():
             report[name] = json.loads(path.read_text())
-    written = [name for name in ALONE if (directory / f"{name}.npz").exists()]
-    for one, other in itertools.pairwise(written):
-        report[f"{one} against {other}"] = compare(directory, one, other)
+    for alike in (ALONE, PAIR):
+        written = [name for name in alike if (directory / f"{name}.npz").exists()]
+        for one, other in itertools.pairwise(written):
+            report[f"{one} against {other}"] = compare(directory, one, other)
     return report
 
 

@@ -23,13 +23,24 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     stages = ("own", "second", "workers", "load", "eagle", "asked")
+    stages += second_runner.PAIR if torch.cuda.device_count() > 1 else ()
     found = second_runner.main(tmp_path_factory.mktemp("second"), stages)
     print(json.dumps(found, indent=2))
     assert not any(found["statuses"].values()), found
     return found
 
 
-@pytest.mark.parametrize("stages", ["own against second", "second against workers"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        "own against second",
+        "second against workers",
+        pytest.param(
+            "own2 against second2",
+            marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU"),
+        ),
+    ],
+)
 def test_the_routing_equals_that_of_vllms_own_way(report: dict[str, Any], stages: str) -> None:
     found = report[stages]
 

@@ -37,7 +37,13 @@ class Nodes(Protocol):
         ...
 
     def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
-        """Request the newest calls of a ring from its node."""
+        """Request the newest calls of a ring from its node.
+
+        Args:
+            cursor: The ring's.
+            count: How many at most.
+            key: Of the communicator whose calls are meant; None for all of the ring.
+        """
         ...
 
     def ranks(self) -> Mapping[Path, Rank]:

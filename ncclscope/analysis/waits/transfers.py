@@ -244,7 +244,15 @@ def _awaited(
 def proof_of(
     case: Case, rank: Rank, peer: Rank, call: Call, awaited: Mapping[int, tuple[int, ...]]
 ) -> str | None:
-    """Say why a transfer is stuck; None where it may be under way, or an end of it has ended."""
+    """Say why a transfer is stuck; None where it may be under way, or an end of it has ended.
+
+    Args:
+        case: The job.
+        rank: The end whose call is pending.
+        peer: The other end.
+        call: That call.
+        awaited: By rank, the peers for which each rank waits.
+    """
     if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):

@@ -83,7 +83,10 @@ class NotJoined:
             for finding in self._missed(case, pending, numbers):
                 # A rank that waits for the other side of a transfer cannot join a collective.
                 yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
-        yield from self._elsewhere(case, set(missed))
+        # The analyzer order_cycle describes all calls of a cycle.
+        cycle = map(case.waits.pending_calls.__getitem__, case.waits.cycle)
+        known = {(pending.comm.key, pending.call.seq) for pending in cycle}
+        yield from self._elsewhere(case, known | set(missed))
 
     def _unread(self, case: Case) -> Iterable[Finding]:
         """Yield the ranks that do not read a message queue, while no rank waits in a call."""

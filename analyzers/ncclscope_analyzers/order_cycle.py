@@ -9,6 +9,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import counterpart
 from ncclscope.analysis.waits.launches import contention
 from ncclscope.analysis.waits.minority import waiting_in
+from ncclscope.analysis.waits.own_order import broken_orders
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -140,20 +141,27 @@ class OrderCycle:
         waiting = waiting_in(case, there)
         own = waiting_in(case, here)
         who = ranks_text(own) if diverging is None else rank_text(case.run, diverging)
-        either = "it skipped that call, or would have posted it later"
-        if diverging is None:
-            either = "one side skipped the other's call, or would have posted it later"
-        part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         named = diverging is not None
+        either = "it skipped that call, or would have posted it later"
+        if not named:
+            either = "one side skipped the other's call, or would have posted it later"
+        summary = (
+            f"{sentence(who)} never joined {theirs}, in which {ranks_text(waiting)} "
+            f"{verb(waiting, 'wait')}, but {'waits' if named else verb(own, 'wait')} in {mine}: "
+            f"{either}."
+        )
+        if not named and len({case.waits.pending_calls[n].comm.key for n in cycle}) > 2:
+            summary = (
+                f"{sentence(ranks_text(cycle))} wait for each other in a cycle, each in a call "
+                f"that the next has not posted: {ranks_text(waiting)} in {theirs}, {who} in {mine}, "
+                f"and so on. Some skipped a call, or posted two in another order."
+            )
+        part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         # A rank that is in another call cannot join the creation of a group.
         sure = there.call.op in CREATION_OPS and not case.timeless and part is None
         return Finding(
             kind="not_joined",
-            summary=(
-                f"{sentence(who)} never joined {theirs}, in which {ranks_text(waiting)} "
-                f"{verb(waiting, 'wait')}, but "
-                f"{'waits' if named else verb(own, 'wait')} in {mine}: {either}."
-            ),
+            summary=summary,
             comm=there.comm,
             seq=there.call.seq,
             diverging_ranks=() if diverging is None else (diverging,),
@@ -163,7 +171,10 @@ class OrderCycle:
             confidence="ambiguous" if not named else "certain" if sure else "likely",
             analyzer=self.name,
             evidence=tuple(self._chain(cycle, case.waits.pending_calls)),
-            inferred=(same_part(part),) if named and part is not None else (),
+            inferred=(
+                *((same_part(part),) if named and part is not None else ()),
+                *(() if named else broken_orders(case, cycle)),
+            ),
             extent=len(cycle),
         )
 

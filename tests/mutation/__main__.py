@@ -2,8 +2,8 @@
 
 Each mutant is one changed line, applied to a copy of the repository. The tests run there until
 the first one fails: those that name the changed module, then those of its package, the other unit
-tests, and the rest. A test that fails without the change as well is left out. A mutant that
-survives shows a line whose failure nobody would notice.
+tests, and the rest. A test counts if it fails alone, too, and passes without the change. A mutant
+that survives shows a line whose failure nobody would notice.
 
     python -m tests.mutation                  the committed mutants against `make test`
     python -m tests.mutation --suite all      against `make test-all`
@@ -99,8 +99,9 @@ def first_failure(root: Path, mutant: Mutant, options: argparse.Namespace) -> st
         for files in [*stages(mutant)][: options.stages]:
             healthy: list[str] = []
             while (test := run(root, options.suite, *files, *healthy)) is not None:
+                fails_alone = run(root, options.suite, test) is not None
                 mutant.restore(root)
-                if run(root, options.suite, test) is None:
+                if fails_alone and run(root, options.suite, test) is None:
                     return f"caught by {test}"
                 healthy.append(f"--deselect={test}")
                 mutant.apply(root)

@@ -308,6 +308,36 @@ def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -
         assert verdict.cause.comm.label == "tp:0"
 
 
+def test_of_a_cycle_of_pairs_those_that_changed_their_order_are_shown(
+    cluster_of: ClusterOf,
+) -> None:
+    """Ranks 0 to 3 share one pair each with the next, and 1 and 2 begin with the other pair."""
+    cluster = cluster_of(4)
+    pairs = {"a": (0, 1), "b": (1, 2), "c": (2, 3), "d": (0, 3)}
+    usual = {0: "ad", 1: "ab", 2: "bc", 3: "dc"}
+    for _ in range(3):
+        for rank, order in usual.items():
+            for label in order:
+                cluster.post([rank], label, members=pairs[label])
+    for rank, label in enumerate("abcd"):
+        cluster.post([rank], label, members=pairs[label], done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.status, verdict.cause.kind) == ("hung", "not_joined")
+    assert verdict.cause.candidate_ranks == (0, 1, 2, 3)
+    assert not verdict.cause.diverging_ranks
+    assert len(verdict.findings) == 1
+    assert "wait for each other in a cycle" in verdict.cause.summary
+    assert [text for text in verdict.cause.inferred if "the other way round" in text] == [
+        "rank 1 went to b of ranks 1 2 before a of ranks 0 1, and each time until then it was the "
+        "other way round",
+        "rank 2 went to c of ranks 2 3 before b of ranks 1 2, and each time until then it was the "
+        "other way round",
+    ]
+
+
 def test_without_heartbeats_only_a_deadlock_cycle_is_a_hang(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("tp:0")

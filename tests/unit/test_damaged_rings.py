@@ -15,6 +15,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from tests.support.cluster import Cluster
 from tests.support.examples import EVERYTHING
+from tests.support.rings import SMALL, check_log, fill, read, tracer_in
 
 HASH = 16
 """Where the running hash is in a record."""
@@ -447,3 +448,22 @@ def test_ranks_that_wait_for_one_whose_ring_cannot_be_read_name_nobody(tmp_path:
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
     assert "It is unknown whether rank 0 joined it" in cause.summary
+
+
+def test_a_table_that_no_record_confirms_is_not_believed(tmp_path: Path) -> None:
+    """Else the calls that are there would count as overwritten by some that never were."""
+    tracer = tracer_in(tmp_path)
+    fill(tracer, tracer.communicator("k", "tp:0", [0]), 1, SMALL)
+    ring, damaged = tracer.ring, 0
+    tracer.close()
+    with open(ring.path, "r+b") as file:
+        for number in range(2 * layout.MAX_COMMS):
+            file.seek(place := ring.geometry.table + number * layout.TABLE_ENTRY.size)
+            begin, *fields, _ = layout.TABLE_ENTRY.unpack(file.read(layout.TABLE_ENTRY.size))
+            if begin:
+                file.seek(place)
+                file.write(layout.TABLE_ENTRY.pack(1 << 20, *fields, 1 << 20))
+                damaged += 1
+
+    assert damaged
+    check_log(read(ring.path).logs["k"], 1, SMALL - 1)

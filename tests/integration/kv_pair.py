@@ -31,7 +31,7 @@ START_SECONDS = 600.0
 PATIENCE_SECONDS = 120.0
 TOKENS = 6
 BLOCK_SIZE = 32
-POLLING = Path(__file__).with_name("vllm_polling")
+PLUGINS = tuple(map(Path(__file__).with_name, ("vllm_polling", "vllm_transfer_timing")))
 POLLING_SECONDS = 0.5
 POLLING_PRIORITY = 15
 Document = dict[str, Any]
@@ -72,6 +72,8 @@ class KvPair:
         self._lease = lease_seconds
         self._traced = traced
         self._transfer = transfer or {}
+        self._timing = directory / "timing"
+        self._timing.mkdir(exist_ok=True)
         # One folder, since NIXL refuses to join models of different names.
         self._model = directory / "model"
         if not self._model.exists():
@@ -112,8 +114,9 @@ class KvPair:
                 # Bound to one processor, threads of vLLM and UCX that poll keep others from it.
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "OMP_NUM_THREADS": "1",
+                "NCCLSCOPE_TEST_TIMING": str(self._timing),
                 "PYTHONPATH": os.pathsep.join(
-                    filter(None, (str(POLLING), os.getenv("PYTHONPATH")))
+                    filter(None, (*map(str, PLUGINS), os.getenv("PYTHONPATH")))
                 ),
             },
             arguments=[
@@ -189,6 +192,11 @@ class KvPair:
     def rings(self) -> list[Path]:
         """Return the directories of both servers' rings."""
         return [self.directory / name / "rings" for name in ("prefill", "decode")]
+
+    def recording(self) -> tuple[float, int]:
+        """Return the processor seconds of all processes for recording transfers, and the calls."""
+        found = [path.read_text().split() for path in self._timing.iterdir()]
+        return sum(int(one[0]) for one in found) / 1e9, sum(int(one[1]) for one in found)
 
     def prefilled(self, prompt: Sequence[int], server: VllmServer | None = None) -> Document:
         """Have the prompt prefilled; return the parameters of the transfer for decode."""

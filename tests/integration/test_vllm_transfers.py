@@ -37,6 +37,8 @@ LEASE_SECONDS = 60
 # At most 1,000: a ring keeps the newest 1,024 transfers.
 REQUESTS = int(os.environ.get("NCCLSCOPE_TEST_REQUESTS", "20"))
 PAUSE_SECONDS = 0.5
+MOST_COST = 0.01
+"""Share of the time of requests that recording their transfers may take."""
 ATTACH_SECONDS = 5.0
 OTHERS = "jobs run here"
 """What `attach` without PIDs says while other tests run workers on the same machine."""
@@ -51,6 +53,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvPair]:
 def test_healthy_requests_raise_no_alarm_and_tokens_are_equal(pair: KvPair, tmp_path: Path) -> None:
     pair.join()
     before = {one.id for one in pair.ends("recv")}
+    recorded, calls = pair.recording()
+    served = 0.0
     seen = tmp_path / "watch.jsonl"
     with seen.open("w") as file:
         watch = subprocess.Popen(
@@ -61,7 +65,10 @@ def test_healthy_requests_raise_no_alarm_and_tokens_are_equal(pair: KvPair, tmp_
             first = 20 + number % 300
             prompt = list(range(first, first + 100 - number // 300))
             whole = pair.prefill.complete(prompt, TOKENS, PATIENCE_SECONDS)
-            assert pair.decoded(prompt, pair.prefilled(prompt)) == whole
+            began = time.monotonic()
+            tokens = pair.decoded(prompt, pair.prefilled(prompt))
+            served += time.monotonic() - began
+            assert tokens == whole
             if number % 5 == 4:
                 time.sleep(PAUSE_SECONDS)  # a pause of the traffic
         ends = pair.ends
@@ -69,6 +76,13 @@ def test_healthy_requests_raise_no_alarm_and_tokens_are_equal(pair: KvPair, tmp_
     finally:
         watch.terminate()
         watch.wait(30)
+    after = pair.recording()
+    print(
+        f"{REQUESTS} requests in {served:.1f} s, of which {after[1] - calls} calls "
+        f"took {1e3 * (after[0] - recorded):.1f} ms of a processor"
+    )
+    assert after[1] > calls
+    assert after[0] - recorded < MOST_COST * served
     statuses = [json.loads(line)["status"] for line in seen.read_text().splitlines()]
     assert statuses, "watch printed nothing"
     assert not set(statuses) & {"diverged", "hung"}, statuses

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import os
+import platform
 
-__all__ = ["boot_id", "is_stopped", "pid_namespace", "processor_wait", "start_ticks"]
+__all__ = [
+    "boot_id",
+    "is_stopped",
+    "pid_namespace",
+    "processor_wait",
+    "start_ticks",
+    "waits_for_input",
+]
+
+_INPUT_CALLS = {
+    "x86_64": {b"7", b"23", b"43", b"232", b"270", b"271", b"281", b"288", b"441"},
+    "aarch64": {b"22", b"72", b"73", b"202", b"242", b"441"},
+}.get(platform.machine(), set())
+"""Numbers of accept and of poll, select and epoll_wait with their variants."""
 
 
 def start_ticks(pid: int) -> int:
@@ -27,6 +41,18 @@ def is_stopped(pid: int) -> bool:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except (OSError, IndexError):
+        return False
+
+
+def waits_for_input(pid: int) -> bool:
+    """Return whether a process's main thread waits for a connection or any of several files.
+
+    Servers without requests wait like that. False where the kernel does not show it.
+    """
+    try:
+        with open(f"/proc/{pid}/syscall", "rb") as file:
+            return file.read().partition(b" ")[0] in _INPUT_CALLS
+    except OSError:
         return False
 
 

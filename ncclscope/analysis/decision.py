@@ -21,6 +21,7 @@ from ncclscope.analysis.reservations import (
     WAITS,
     unless_damaged,
     unless_ended_well,
+    unless_idle,
     unless_in_flight,
     unless_moving,
     unless_slow,
@@ -66,7 +67,8 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     seen = [one for one in findings if one.analyzer == FROM_STACKS]
     positions = Positions(case)
     recorded = [unless_ended_well(case, unless_damaged(case, one)) for one in recorded]
-    found = [unless_slow(case, _revised(case, one, positions)) for one in recorded]
+    found = [_revised(case, one, positions) for one in recorded]
+    found = [unless_idle(case, unless_slow(case, one)) for one in found]
     if len([one for one in found if one.role != "latent"]) == 1:
         found = [unless_in_flight(case, one) for one in found]
     if any(one.role == "cause" for one in found):

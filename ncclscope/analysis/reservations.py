@@ -1,4 +1,4 @@
-"""Reasons to weaken a finding: damage, a usual pause, a job that still runs or went on."""
+"""Reasons to weaken a finding: damage, a usual pause, an idle server, a job that went on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from dataclasses import replace
 from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import is_damaged
+from ncclscope.analysis.processes.judgement import SENDERS
+from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.sequences.habit import PAST
+from ncclscope.analysis.waits.noted import doing
 from ncclscope.analysis.waits.pace import is_as_slow_as_ever
 from ncclscope.analysis.wording import comm_text, ranks_text, sentence, verb
-from ncclscope.model import DamagedCall, Finding, State
+from ncclscope.model import Call, DamagedCall, Finding, Rank, State
 
 __all__ = [
     "WAITS",
     "hides_damage",
     "unless_damaged",
     "unless_ended_well",
+    "unless_idle",
     "unless_in_flight",
     "unless_moving",
     "unless_slow",
@@ -24,6 +29,8 @@ __all__ = [
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
+_AGAIN = 2
+"""Earlier calls from a line that is in the main loop of a server."""
 _COPIED_SECONDS = 6 * 3600.0
 """A dump that was written longer than this after its last call is more likely a copy."""
 
@@ -115,6 +122,59 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
             inferred=(*finding.inferred, "it hung: a rank that is merely late looks the same"),
         )
     return finding
+
+
+def unless_idle(case: Case, finding: Finding) -> Finding:
+    """Return a finding about the root of a broadcast, as latent where it may wait for a request.
+
+    In a server, one rank receives the requests and sends them to the others, which wait for that
+    most of the time. Whether the root should have received one is in no record.
+    """
+    call, ranks = finding.peers, finding.diverging_ranks
+    if finding.role != "cause" or finding.kind != "not_joined" or call is None:
+        return finding
+    if call.op not in SENDERS or ranks != (call.root,):
+        return finding
+    rank = case.run.by_rank.get(ranks[0])
+    if rank is None or not _is_repeated(case, call):
+        return finding
+    if not rank.alive and finding.confidence == "certain":
+        server = "a server that ended while it had no requests looks the same"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, server))
+    if not _waits_for_input(case, rank):
+        return finding
+    return replace(
+        finding,
+        summary=(
+            f"{finding.summary.rstrip('.')}. It is the root of this {call.op}, and waits for "
+            f"input: a server without requests looks the same."
+        ),
+        diverging_ranks=(),
+        candidate_ranks=ranks,
+        confidence="ambiguous",
+        role="latent",
+    )
+
+
+def _waits_for_input(case: Case, rank: Rank) -> bool:
+    if doing(rank) is not None or not rank.alive:
+        return False
+    if rank.details.get("waits_for_input"):
+        return True
+    motions = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
+    motion = motions.get(rank.rank)
+    return motion is not None and motion.waits == "queue"
+
+
+def _is_repeated(case: Case, call: Call) -> bool:
+    """Return whether the ranks that wait in a call were in such calls from this line before."""
+    pending = [one for one in case.waits.pending_calls.values() if one.call.comm == call.comm]
+    if not pending:
+        return False
+    log = case.run.by_rank[pending[0].rank].logs[call.comm]
+    past = log.span(max(log.first, call.seq - PAST), call.seq)
+    same = [one for one in past if (one.op, one.root, one.site) == (call.op, call.root, call.site)]
+    return len(same) >= _AGAIN
 
 
 def unless_in_flight(case: Case, finding: Finding) -> Finding:

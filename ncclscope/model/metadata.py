@@ -18,7 +18,8 @@ _USES = ("probes", "unseen")
 _RING_TEXTS = ("device_progress", "run")
 _NOT_OF_RINGS = (
     *(*_FLAGS, "beating", "dump", "format", "gpu_spins", "idle_s", "numbered", "overdue"),
-    *("quiet_seconds", "stated", "still_seconds", "stopped", "timed_out", "written_ns"),
+    *("quiet_seconds", "stated", "still_seconds", "stopped", "timed_out"),
+    *("waits_for_input", "written_ns"),
 )
 
 

@@ -23,7 +23,7 @@ from ncclscope.untrusted import MAX_RANKS, integers, printable, texts
 
 __all__ = ["open_remote_run", "remote_ranks"]
 
-_FLAGS = ("beating", "stopped")
+_FLAGS = ("beating", "stopped", "waits_for_input")
 """Details that a node adds to the metadata in a ring."""
 
 

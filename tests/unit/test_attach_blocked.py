@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope import procfs
 from ncclscope.attach.proc_sample import read_sample
 from ncclscope.attach.source_lines import called_names
 from ncclscope.attach.stacks import PySpy, find_py_spy
@@ -52,6 +53,27 @@ def test_a_system_call_says_what_is_waited_for(tmp_path: Path, what: str) -> Non
         while (found := read_sample(process.pid).blocked) != what:
             assert time.monotonic() < deadline, found
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("place", "waits"),
+    [
+        ("s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); s.accept()", True),
+        ("a, b = socket.socketpair(); select.epoll().poll()", True),
+        (PLACES["poll"], True),
+        (PLACES["socket"], False),
+        (PLACES["sleep"], False),
+        (PLACES["futex"], False),
+    ],
+)
+def test_a_server_without_requests_waits_for_input(tmp_path: Path, place: str, waits: bool) -> None:
+    source = f"import select, socket, threading, time\nprint(flush=True)\n{place}\n"
+    with program(tmp_path / "program.py", source) as process:
+        deadline = time.monotonic() + 30
+        while not read_sample(process.pid).blocked:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert procfs.waits_for_input(process.pid) is waits
 
 
 def test_a_thread_that_gets_no_processor_is_known(tmp_path: Path) -> None:

@@ -313,6 +313,26 @@ def test_opposite_collectives_are_no_lateness() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "last", "status"),
+    [
+        ("broadcast", "socket.py:294 socket.accept", "unknown"),
+        ("broadcast", "selectors.py:468 EpollSelector.select", "unknown"),
+        ("broadcast", "socket.py:718 SocketIO.readinto", "hung"),
+        ("all_reduce", "socket.py:294 socket.accept", "hung"),
+    ],
+)
+def test_a_rank_that_waits_for_a_request_may_have_nothing_to_broadcast(
+    op: str, last: str, status: str
+) -> None:
+    serving = stack("serve.py:1 <module>", "serve.py:9 main", last)
+    waiting = [worker(rank, in_collective(op, 12)) for rank in (1, 2)]
+
+    verdict = judged(worker(0, serving), *waiting, gap=12.0)
+
+    assert verdict.status == status
+
+
 def test_ranks_of_other_hosts_may_be_the_late_ones() -> None:
     seen = [replace(one, world_size=8) for one in ranks([REDUCE, REDUCE, GATHER])]
     found = judge(*seen, gap=2.0)

@@ -259,6 +259,50 @@ def test_a_rank_that_is_as_slow_as_ever_does_not_hang(
     assert diagnose(living(cluster.run(), 30.0)).status == "hung"
 
 
+@pytest.mark.parametrize(
+    ("op", "root", "rounds", "waits", "status"),
+    [
+        ("broadcast", 0, 3, True, "unknown"),
+        ("broadcast", 0, 3, False, "hung"),
+        ("broadcast", 0, 1, True, "hung"),  # once, as before a server's main loop
+        ("broadcast", 1, 3, True, "hung"),  # the root has come
+        ("all_reduce", None, 3, True, "hung"),
+    ],
+)
+def test_a_server_that_waits_for_a_request_may_be_idle(
+    tmp_path: Path, op: str, root: int | None, rounds: int, waits: bool, status: str
+) -> None:
+    cluster = Cluster(tmp_path, 3)
+    for _ in range(rounds):
+        cluster.post(range(3), "world", op, root=root)
+        cluster.post(range(3), "world")
+    cluster.post((1, 2), "world", op, root=root, done=False)
+    run = living(cluster.run(), 30.0)
+    input_ = {"waits_for_input": True} if waits else {}
+    ranks = [replace(one, details={**one.details, **input_}) for one in run.ranks]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.status == status
+    if status == "hung":
+        assert singled_out(verdict) == ("not_joined", (0,), "likely")
+    else:
+        assert "a server without requests looks the same" in verdict.summary
+
+
+def test_of_a_server_that_was_killed_nothing_is_certain(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    for _ in range(3):
+        cluster.post(range(3), "world", "broadcast", root=0)
+    cluster.post((1, 2), "world", "broadcast", root=0, done=False)
+
+    verdict = cluster.verdict()
+
+    assert singled_out(verdict) == ("not_joined", (0,), "likely")
+    assert verdict.cause is not None
+    assert "while it had no requests" in verdict.cause.inferred[-1]
+
+
 def test_of_processes_that_waited_for_a_moment_when_they_ended_nothing_is_certain(
     tmp_path: Path,
 ) -> None:

@@ -1,17 +1,20 @@
-"""The judgement of one data source about a job, and its weakening after a short observation."""
+"""The judgement of one data source about a job, and reasons to weaken it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclscope.analysis.processes.motion import Motion
 
-__all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "unless_late"]
+__all__ = ["HANG_SECONDS", "LONG_GAP", "SENDERS", "Judgement", "unless_idle", "unless_late"]
 
 HANG_SECONDS = 10.0
 """Seconds after which live ranks that have not moved hang; before, they may be late."""
 LONG_GAP = 30.0
 """Seconds after which a rank that works while all others wait for it is reported as stuck."""
+SENDERS = frozenset({"broadcast", "scatter", "scatterv"})
+"""Operations in which all ranks wait for what the root sends."""
 
 
 @dataclass(frozen=True)
@@ -67,4 +70,32 @@ def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Ju
         inferred=(*found.inferred, f"--gap {limit:g} distinguishes late from stuck"),
         seen_seconds=gap,
         is_open=True,
+    )
+
+
+def unless_idle(
+    found: Judgement, waiting: Sequence[Motion], elsewhere: Sequence[Motion]
+) -> Judgement:
+    """Return a judgement as latent, if one rank may wait for a request that it has to send on.
+
+    Args:
+        found: The judgement that holds otherwise.
+        waiting: Ranks that wait for their peers.
+        elsewhere: Ranks that wait for none.
+    """
+    if {motion.op for motion in waiting} - SENDERS or len(elsewhere) != 1:
+        return found
+    (one,) = elsewhere
+    if one.waits != "queue" and (not one.frames or one.frames[-1].name != "accept"):
+        return found
+    return replace(
+        found,
+        summary=(
+            f"{found.summary} If that rank sends on what it receives, a server without requests "
+            f"looks the same."
+        ),
+        diverging=(),
+        candidates=found.diverging or found.candidates,
+        confidence="ambiguous",
+        role="latent",
     )

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 
 from ncclscope.analysis.processes.ended import judge_gone, judge_stopped, judge_unread
 from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS
-from ncclscope.analysis.processes.judgement import HANG_SECONDS, LONG_GAP, Judgement, unless_late
+from ncclscope.analysis.processes.judgement import (
+    HANG_SECONDS,
+    LONG_GAP,
+    Judgement,
+    unless_idle,
+    unless_late,
+)
 from ncclscope.analysis.processes.motion import IDLE, Motion
 from ncclscope.analysis.processes.stack_classes import (
     LineOrder,
@@ -65,7 +71,8 @@ def judge_stacks(
     world = max(motion.worker.world_size for motion in motions)
     unseen = max(0, world - len(motions))
     if waiting and elsewhere:
-        return unless_late(_not_joined(waiting, elsewhere, gap, unseen), gap)
+        late = unless_late(_not_joined(waiting, elsewhere, gap, unseen), gap)
+        return unless_idle(late, waiting, elsewhere)
     if waiting:
         return _apart(waiting, gap, unseen)
     return _nobody_waits(elsewhere, gap)

@@ -67,6 +67,8 @@ def read_ring(path: Path) -> Rank:
     details = _with_unseen(read_about(about), unseen)
     if alive and procfs.is_stopped(pid):
         details["stopped"] = True
+    if alive and procfs.waits_for_input(pid):
+        details["waits_for_input"] = True
     return Rank(
         rank=_rank(about.get("rank")),
         world_size=number(about.get("world_size")),

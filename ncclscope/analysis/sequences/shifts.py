@@ -23,10 +23,12 @@ from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 
-__all__ = ["Shift", "Track", "expected", "find_shift", "first_other_line", "tracks_of"]
+__all__ = ["LINES", "Shift", "Track", "expected", "find_shift", "first_other_line", "tracks_of"]
 
 Tokens = npt.NDArray[np.int64]
 
+LINES = "the lines they came from"
+"""The detail of a call that its call site is."""
 FURTHEST = 64
 """Maximum shift, in calls, that is tried."""
 NEAR = 4096
@@ -127,7 +129,7 @@ def tracks_of(
     steps = all(rank.last_step() is not None for rank, _ in (one, other))
     ways: list[tuple[list[tuple[CallLog, CallLog]], bool, bool, str]] = []
     if sites:
-        ways.append(([], True, False, "the lines they came from"))
+        ways.append(([], True, False, LINES))
     if steps:
         ways.append(([], False, True, "the steps they belong to"))
     if shared:
@@ -182,8 +184,28 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
             mine, theirs = one[place + inserted :], other[place + deleted :]
             matched = min(len(mine), len(theirs))
             if matched and np.array_equal(mine[:matched], theirs[:matched]):
+                if _is_other_branch(one[:both], other[:both], differ, off):
+                    return None
                 return Shift(start + place, exact, deleted, inserted, matched, diverging.item)
     return None
+
+
+def _is_other_branch(one: Tokens, other: Tokens, differ: Tokens, off: int) -> bool:
+    """Return whether two ranks agree without a shift, but for a few calls from other lines.
+
+    A program that repeats itself matches with a shift by any number of its periods, too. But if a
+    call is missing, what one rank has too early the other has later.
+
+    Args:
+        one: A rank's calls, as numbers ``[n, columns]``.
+        other: Another rank's calls with the same numbers.
+        differ: The rows that differ.
+        off: The shift that explains them as well.
+    """
+    if len(differ) > off or len(one) - 1 - differ[-1] < off:
+        return False
+    rows = (sorted(map(tuple, tokens[differ].tolist())) for tokens in (one, other))
+    return next(rows) != next(rows)
 
 
 def _replays_at(diverging: Track, peer: Track, seq: int) -> list[int]:

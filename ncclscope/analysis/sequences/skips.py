@@ -13,6 +13,7 @@ from ncclscope.analysis.sequences.align import side_by_side
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.sequences.shifts import (
+    LINES,
     Shift,
     expected,
     find_shift,
@@ -91,7 +92,8 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         stops = difference.seq, difference.seq + 1
     one, other = run.by_rank[difference.odd[0]], run.by_rank[difference.peers[0]]
     found = _shift(records, difference.comm, (one, odd), (other, peer), stops)
-    if found is None or found.seq >= difference.seq:
+    peers = [records.logs(difference.comm.key)[number] for number in difference.peers]
+    if found is None or found.seq >= difference.seq or not _have_one_line(peers, found):
         return _from_other_lines(records, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)
     if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
@@ -130,9 +132,8 @@ def _from_other_lines(
     seq = first_other_line(odd, peer, difference.seq)
     if seq is None:
         return difference
-    rest = [records.logs(difference.comm.key)[number] for number in difference.peers]
-    at = {site for log in rest if log.first <= seq <= log.calls for site in log.sites(seq, seq + 1)}
-    if len(at) != 1:
+    peers = [records.logs(difference.comm.key)[number] for number in difference.peers]
+    if len(_lines_at(peers, seq)) != 1:
         return difference  # the peers' calls come from different lines, too
     back = difference.seq - seq
     edits = tuple(
@@ -147,7 +148,7 @@ def _from_other_lines(
         differing_calls=(difference.odd_call, difference.peer_call),
         edits=edits,
         aligned=tuple(side_by_side(odd, peer, seq, edits)),
-        item="the lines they came from",
+        item=LINES,
         noticed=difference.seq,
     )
 
@@ -262,13 +263,16 @@ class _Members:
         peer = self._logs[reference]
         for shift, ranks in shifts.items():
             odd = self._logs[ranks[0]]
+            peers = tuple(rank for rank in sorted(self._logs) if rank not in off)
+            if not _have_one_line([self._logs[rank] for rank in peers], shift):
+                continue
             edits = (Edit(0, shift.inserted, 0, shift.deleted, shift.matched), *shift.later)
             yield Difference(
                 comm=self._comm,
                 seq=shift.seq,
                 exact=shift.exact,
                 odd=tuple(ranks),
-                peers=tuple(rank for rank in sorted(self._logs) if rank not in off),
+                peers=peers,
                 odd_call=odd.call(shift.seq),
                 peer_call=peer.call(shift.seq),
                 edits=edits,
@@ -276,6 +280,23 @@ class _Members:
                 basis=basis,
                 item=shift.item,
             )
+
+
+def _have_one_line(logs: Sequence[CallLog], shift: Shift) -> bool:
+    """Return whether all peers made the first differing call from one line, where lines count.
+
+    Ranks that take turns in a branch differ from each other, and shifted by their turn they agree.
+    Where no call before agreed, a single peer is no evidence.
+    """
+    if shift.item != LINES:
+        return True
+    if shift.seq == 1 and len(logs) < 2:
+        return False
+    return len(_lines_at(logs[:MOST_RANKS], shift.seq) - {None}) < 2
+
+
+def _lines_at(logs: Sequence[CallLog], seq: int) -> set[str | None]:
+    return {log.sites(seq, seq + 1)[0] for log in logs if log.first <= seq <= log.calls}
 
 
 def _shift(

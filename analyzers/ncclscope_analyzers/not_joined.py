@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
@@ -11,7 +11,6 @@ from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
 from ncclscope.analysis.waits.noted import (
-    Noted,
     doing,
     doing_in_common,
     key_awaited,
@@ -20,8 +19,10 @@ from ncclscope.analysis.waits.noted import (
     note_lines,
     raised,
     timeout_lines,
+    wait_for_keys,
 )
 from ncclscope.analysis.waits.open_transfers import is_in_transfer, open_transfers
+from ncclscope.analysis.waits.passed_by import came_past
 from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
@@ -72,7 +73,9 @@ class NotJoined:
             if number in case.waits.heads and not is_late:
                 continue  # it is itself in a call that all members have joined
             if case.how_it_ended(rank) is None or rank.exited:
-                pending = case.waits.where_most_wait(waiting)
+                calls = case.waits.pending_calls
+                near = [one for one in waiting if number in calls[one].awaited]
+                pending = case.waits.where_most_wait(near or waiting)
                 if _is_hole(rank, pending):
                     continue  # it never records calls of this kind, and may be in this one
                 call = pending.comm.key, pending.call.seq
@@ -117,10 +120,13 @@ class NotJoined:
             return
         gone = [n for n in pending.absent if n in case.waits.ends and n not in case.run.by_rank]
         sides = take_sides(case, pending, [*numbers, *gone])
-        if sides.diverging == "waiting":
+        wait = key_awaited(case.run, living) if living else None
+        if sides.diverging != "absent" and wait is None and wait_for_keys(case.run, living):
+            yield self._without_key(case, living, pending)
+        elif sides.diverging == "waiting":
             yield self._alone(case, sides, pending)
-        elif living and (wait := key_awaited(case.run, living)) is not None:
-            yield self._without_key(case, living, pending, wait)
+        elif wait is not None:
+            yield self._without_key(case, living, pending, key_of(wait.activity))
         elif living and sides.diverging:
             yield self._absent(case, living, pending, (sides.reason,) if sides.reason else ())
         elif living:
@@ -136,13 +142,13 @@ class NotJoined:
             )
 
     def _without_key(
-        self, case: Case, absent: Sequence[int], pending: PendingCall, wait: Noted
+        self, case: Case, absent: Sequence[int], pending: PendingCall, key: str = ""
     ) -> Finding:
         """Describe ranks that wait at the store, while those that may set the key wait for them."""
         finding = self._absent(case, absent, pending)
         waiting = waiting_in(case, pending)
         lines = [line for n in waiting for line in last_key_line(case.run.by_rank[n])]
-        key = key_of(wait.activity)
+        named = f"key '{key}'" if key else "their keys"
         return replace(
             finding,
             diverging_ranks=(),
@@ -151,8 +157,8 @@ class NotJoined:
             evidence=(*finding.evidence, *lines),
             awaited=key,
             inferred=(
-                f"{ranks_text(waiting)} may have gone on without setting key '{key}', or "
-                f"{ranks_text(absent)} may wait for a key that nobody sets",
+                f"{ranks_text(waiting)} may have gone on without setting {named}, or "
+                f"{ranks_text(absent)} may wait for {'a key' if key else 'keys'} that nobody sets",
             ),
         )
 
@@ -206,7 +212,8 @@ class NotJoined:
         """Yield the one rank of a deadlock cycle whose call no other rank ever makes."""
         cycle = () if case.waits.cycle_creates else case.waits.cycle
         strays = [rank for rank in cycle if not case.is_usual(case.waits.pending_calls[rank])]
-        if len(strays) == 1:
+        # Of the first call on a communicator, nothing shows whether its peers were to make it.
+        if len(strays) == 1 and case.waits.pending_calls[strays[0]].call.seq > 1:
             (number,) = strays
             waiting = tuple(
                 rank
@@ -318,6 +325,7 @@ class NotJoined:
                 continue
             seen.add(key)
             reasons: dict[int, str] = {}
+            waiting = case.run.by_rank[pending.rank]
             for number in pending.absent:
                 rank = case.run.by_rank.get(number)
                 if rank is None or number in diverging or _is_hole(rank, pending):
@@ -326,7 +334,7 @@ class NotJoined:
                     continue
                 if any(_reached(rank, key) >= seq for key, seq in differing.items()):
                     # It may be stuck in the difference, unless it went past this call before.
-                    if reason := _came_past(case, pending, rank, differing):
+                    if reason := came_past(waiting, pending.call, rank, differing):
                         reasons[number] = reason
                 elif number in case.waits.ends:
                     reasons[number] = ""
@@ -423,24 +431,3 @@ def _is_hole(rank: Rank, pending: PendingCall) -> bool:
         and pending.comm.key in one.get("comms", ())
         for one in unseen
     )
-
-
-def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[str, int]) -> str:
-    """Say which later call of the waiting rank this rank went on to; empty where there is none.
-
-    Calls beyond the first difference of a communicator are ignored.
-    """
-    waiting = case.run.by_rank[pending.rank]
-    for key, log in rank.logs.items():
-        theirs = waiting.logs.get(key)
-        if theirs is None or key == pending.comm.key:
-            continue
-        last = min(log.calls, theirs.calls, differing.get(key, log.calls))
-        if last < max(log.first, theirs.first):
-            continue
-        if theirs.call(last).position > pending.call.position:
-            return (
-                f"rank {rank.rank} went on to call {last} on {comm_text(theirs.communicator)}, "
-                f"which rank {pending.rank} posted after this one"
-            )
-    return ""

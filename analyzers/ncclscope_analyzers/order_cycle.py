@@ -153,8 +153,8 @@ class OrderCycle:
         if not named and len({case.waits.pending_calls[n].comm.key for n in cycle}) > 2:
             summary = (
                 f"{sentence(ranks_text(cycle))} wait for each other in a cycle, each in a call "
-                f"that the next has not posted: {ranks_text(waiting)} in {theirs}, {who} in {mine}, "
-                f"and so on. Some skipped a call, or posted two in another order."
+                f"that the next has not posted: {ranks_text(waiting)} in {theirs}, {who} in "
+                f"{mine}, and so on. Some skipped a call, or posted two in another order."
             )
         part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         # A rank that is in another call cannot join the creation of a group.

@@ -17,6 +17,7 @@ from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.model.metadata import DAMAGED
@@ -37,6 +38,7 @@ NOTICE_SECONDS = 2.0
 ENDED_NOTICE_SECONDS = 0.5
 """The same for ranks whose processes have ended, which cannot be observed any longer."""
 
+_SHOWN = 3
 _AGREE = (
     "All ranks agree in their recorded calls: on each communicator, all members posted the same "
     "calls in the same order, as far as they have come."
@@ -70,8 +72,10 @@ def judge_agreement(
     run = case.run
     if gone := [number for number in run.missing if number not in run.unreadable]:
         missing = f"{sentence(ranks_text(gone))} left no record."
-        if seen:  # others may wait for them
-            return Agreement("unknown", f"{missing} {_summaries(seen)}")
+        if late := seen or waiting:  # others may wait for them
+            return Agreement("unknown", f"{missing} {_summaries(late)}")
+        if not _has_posted(run):
+            return Agreement("unknown", f"{missing} The others have posted no call.")
         return Agreement("incomplete", f"{missing} The others agree as far as they go.")
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):
@@ -95,6 +99,8 @@ def judge_agreement(
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
         return Agreement("unknown", f"{differ} Later calls there cannot be compared.")
+    if passed := list(passed_by(case))[:_SHOWN]:
+        return Agreement("unknown", f"Some ranks go on. {' '.join(passed)}")
     snapshot = run.snapshot
     if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
         return Agreement(
@@ -137,11 +143,15 @@ def shortly_waiting(
 
 
 def _summaries(findings: Sequence[Finding]) -> str:
-    return " ".join(dict.fromkeys(one.summary for one in findings[:3]))
+    return " ".join(dict.fromkeys(one.summary for one in findings[:_SHOWN]))
 
 
 def _calls(run: Run) -> int:
     return max((log.calls for rank in run.ranks for log in rank.logs.values()), default=0)
+
+
+def _has_posted(run: Run) -> bool:
+    return any(rank.last_call(transfers=True) or rank.transfers for rank in run.ranks)
 
 
 def _agree(case: Case) -> str:
@@ -169,6 +179,7 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     run = case.run
     motions = read_motions(snapshot)
     moving = [rank for rank, motion in motions.items() if motion.condition == "moving"]
+    ended = [number for number, motion in motions.items() if motion.condition == "ended"]
     resting = [
         number
         for number, motion in motions.items()
@@ -182,6 +193,8 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         return Agreement(
             "unknown", "There is only one process, and none to compare it with." + agree
         )
+    if ended and not {*moving, *resting} - set(ended):
+        return _ended(case, ended, coverage)
     if len(resting) == len(motions):
         return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")
     if len({*moving, *resting}) == len(motions):
@@ -217,6 +230,16 @@ def _times(rank: Rank) -> Iterator[int]:
             yield call.time_ns
 
 
+def _ended(case: Case, ended: Sequence[int], coverage: Coverage) -> Agreement:
+    """Judge a job by processes that had all ended when they were sampled."""
+    if all((rank := case.run.by_rank.get(n)) is not None and rank.exited for n in ended):
+        return _past(case, coverage)
+    return Agreement(
+        "unknown",
+        f"{sentence(ranks_text(ended))} had ended when they were sampled; no record shows how.",
+    )
+
+
 def _living(case: Case, coverage: Coverage) -> Agreement:
     """Judge the rings of processes that still run."""
     run = case.run
@@ -225,7 +248,11 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
     if not awake:
         return Agreement("ok", f"All ranks wait for work, none for another rank. {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
-    if quiet and min(quiet) < case.live_stall_seconds and _calls(run):
+    if not _has_posted(run):
+        return Agreement(
+            "unknown", f"No rank has posted a call yet. {_agree(case)}{_unseen(coverage)}"
+        )
+    if quiet and min(quiet) < case.live_stall_seconds:
         return Agreement("ok", _agree(case))
     if not quiet:
         return Agreement("ok" if coverage.complete else "unknown", _agree(case) + _unseen(coverage))
@@ -265,5 +292,16 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
         return Agreement(
             "unknown",
             f"{_agree(case)} But not all calls of the job are recorded.{_unseen(coverage)}",
+        )
+    if not _has_posted(run):
+        return Agreement("unknown", "No call was recorded, and no record shows how the job ended.")
+    awake = [rank for rank in run.ranks if not (rank.exited or is_idle(rank))]
+    quiet = [case.quiet_seconds(rank) for rank in awake if rank.last_call(transfers=True)]
+    known = [seconds for seconds in quiet if seconds is not None]
+    if len(known) == len(quiet) and min(known, default=0.0) >= case.live_stall_seconds:
+        return Agreement(
+            "unknown",
+            f"No rank had posted a call for {min(known):.0f} s when the processes ended, and the "
+            f"records do not show whether the job was idle or hung. {_agree(case)}",
         )
     return Agreement("ok", _agree(case))

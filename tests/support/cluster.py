@@ -129,3 +129,8 @@ class Cluster:
     def verdict(self, *, quiet: float | dict[int, float] | None = 60.0) -> Verdict:
         """Read and compare."""
         return diagnose(self.run(quiet=quiet))
+
+
+def agrees(verdict: Verdict) -> bool:
+    """Return whether all recorded calls agree, whether or not the job moved until it ended."""
+    return verdict.cause is None and "All ranks agree in their recorded calls" in verdict.summary

@@ -42,6 +42,7 @@ __all__ = [
     "store_action",
     "timeout_lines",
     "timeout_text",
+    "wait_for_keys",
 ]
 
 _AT_WORK = (COMPILE, LOAD)
@@ -171,6 +172,11 @@ def key_awaited(run: Run, numbers: Sequence[int]) -> Noted | None:
     """Return the wait at the store for a key that some ranks share; None where they differ."""
     wait = doing_in_common(run, numbers)
     return wait if wait is not None and " for key " in wait.text else None
+
+
+def wait_for_keys(run: Run, numbers: Sequence[int]) -> bool:
+    """Return whether each of some ranks waits at the store for a key of its own."""
+    return len(numbers) > 1 and all(key_awaited(run, [number]) is not None for number in numbers)
 
 
 def last_key_line(rank: Rank) -> Iterator[str]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ncclscope.analysis.verdict import diagnose
-from tests.support.cluster import Cluster
+from ncclscope.model.activities import STORE_WAIT
+from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
 
@@ -55,7 +56,7 @@ def test_an_idle_job_is_no_hang(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history(count=10)
 
-    assert cluster.verdict(quiet=600.0).status == "ok"
+    assert agrees(cluster.verdict(quiet=600.0))
 
 
 def test_dead_rank_is_recognised_by_its_heartbeat(cluster_of: ClusterOf) -> None:
@@ -289,7 +290,7 @@ def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> N
         for label in ("world", "tp:0") if rank == 1 else ("tp:0", "world"):
             cluster.post([rank], label)
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -> None:
@@ -306,6 +307,79 @@ def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -
         assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (3,))
         assert verdict.cause.comm is not None
         assert verdict.cause.comm.label == "tp:0"
+
+
+def test_the_first_call_on_a_communicator_shows_no_stray(cluster_of: ClusterOf) -> None:
+    """Rank 0 posts it, and rank 1, the other member, went on: either may be wrong."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post([0], "pair", members=(0, 1), done=False)
+    cluster.post([1, 2, 3], "world", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.candidate_ranks) == ("not_joined", (), (0, 1))
+
+
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+@pytest.mark.parametrize(
+    ("alive", "seconds", "status"),
+    [(True, 12, "unknown"), (True, 5, "ok"), (False, 5, "unknown"), (False, 1, "ok")],
+)
+def test_ranks_that_go_on_past_a_call_leave_their_peers_waiting(
+    cluster_of: ClusterOf,
+    monkeypatch: pytest.MonkeyPatch,
+    alive: bool,
+    seconds: int,
+    status: str,
+) -> None:
+    """Ranks 0 and 1 wait in a call that rank 2 left out, and all go on elsewhere."""
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer._time_ns", lambda: clock[0])
+    cluster = cluster_of(3)
+    cluster.history("world")
+    cluster.post([0, 1], "other", done=False)
+    for _ in range(seconds):
+        clock[0] += 10**9
+        cluster.post(cluster.everybody, "world")
+    run = cluster.run()
+    ranks = [replace(rank, alive=alive, last_seen_ns=clock[0]) for rank in run.ranks]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.status == status
+    if status == "unknown":
+        assert "which rank 2 has not posted" in verdict.summary
+
+
+def test_ranks_that_wait_for_keys_of_each_other_acquit_nobody(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    cluster.history("world")
+    for rank, key in ((0, "b2"), (1, "a2")):
+        cluster.tracers[rank].activity(STORE_WAIT).begin(f"get {key}")
+    cluster.post([2], "world", "barrier", shape=None, dtype=None, done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", ())
+    assert cause.candidate_ranks == (0, 1, 2)
+    assert "keys that nobody sets" in cause.inferred[-1]
+
+
+def test_whoever_is_no_member_did_not_miss_a_call(cluster_of: ClusterOf) -> None:
+    """Rank 2 waits for rank 1 in a pair, and rank 1 for rank 0 in the world."""
+    cluster = cluster_of(3)
+    cluster.history("world")
+    cluster.post([2], "pair", members=(1, 2), done=False)
+    cluster.post([1], "world", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert cause.comm is not None
+    assert {*cause.diverging_ranks, *cause.candidate_ranks} <= {*cause.comm.ranks}
 
 
 def test_of_a_cycle_of_pairs_those_that_changed_their_order_are_shown(
@@ -393,7 +467,7 @@ def test_a_backend_without_completions_is_not_stalled(cluster_of: ClusterOf) -> 
     for _ in range(5):
         cluster.post(cluster.everybody, "tp:0", done=False, backend="nccl")
 
-    assert cluster.verdict(quiet=600.0).status == "ok"
+    assert agrees(cluster.verdict(quiet=600.0))
 
 
 def test_a_rank_that_failed_past_the_call_in_which_its_peers_are(cluster_of: ClusterOf) -> None:

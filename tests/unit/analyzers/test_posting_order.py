@@ -11,7 +11,7 @@ import pytest
 from ncclscope import diagnose
 from ncclscope.tracing import scope
 from ncclscope.tracing.graphs import TracedGraph
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
 
@@ -167,7 +167,7 @@ def test_the_same_order_at_different_times_is_no_swap(cluster_of: ClusterOf) -> 
     for rank in (2, 0, 3, 1):
         post(cluster, rank, USUAL)
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_replicas_that_do_not_do_the_same_need_no_common_order(cluster_of: ClusterOf) -> None:
@@ -176,7 +176,7 @@ def test_replicas_that_do_not_do_the_same_need_no_common_order(cluster_of: Clust
         own = ("tp:0", "ep:0", "ep:0") if rank < 2 else ("ep:0", "tp:0")
         post(cluster, rank, ("world", *own, "world"))
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_inside_an_nccl_group_there_is_no_order(cluster_of: ClusterOf) -> None:
@@ -187,7 +187,7 @@ def test_inside_an_nccl_group_there_is_no_order(cluster_of: ClusterOf) -> None:
         post(cluster, rank, SWAPPED[-2:] if rank == 3 else USUAL[-2:])
         scope.leave_group()
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_who_has_taken_further_steps_has_come_past_it(cluster_of: ClusterOf) -> None:
@@ -198,7 +198,7 @@ def test_who_has_taken_further_steps_has_come_past_it(cluster_of: ClusterOf) -> 
             tracer.step(step)
         post_all(cluster)
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_who_has_posted_thousands_of_calls_since_has_come_past_it(cluster_of: ClusterOf) -> None:
@@ -207,7 +207,7 @@ def test_who_has_posted_thousands_of_calls_since_has_come_past_it(cluster_of: Cl
     for rank in cluster.everybody:
         post(cluster, rank, USUAL * 400)
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_who_ended_in_order_did_not_hang(cluster_of: ClusterOf) -> None:
@@ -234,7 +234,7 @@ def test_what_is_known_to_have_completed_is_no_swap(cluster_of: ClusterOf) -> No
     for rank in cluster.everybody:
         post(cluster, rank, SWAPPED if rank == 3 else USUAL, done=True)
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 # --- where ranks wait after a barrier -----------------------------------------------------------
@@ -262,7 +262,7 @@ def test_after_a_barrier_equal_counts_are_no_stall(cluster_of: ClusterOf) -> Non
     cluster.post(cluster.everybody, "world", "barrier", shape=(1,), backend="nccl")
     cluster.post(cluster.everybody, "world", done=False, backend="nccl")
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_a_backend_with_completions_reports_the_call_after_a_barrier(
@@ -297,7 +297,7 @@ def test_a_barrier_that_the_host_went_on_from_does_not_hold_it(cluster_of: Clust
     cluster.post(cluster.everybody, "world", "barrier", shape=(1,), done=False, backend="nccl")
     cluster.post(cluster.everybody, "ep:0", done=False, backend="nccl")
 
-    assert cluster.verdict().status == "ok"
+    assert agrees(cluster.verdict())
 
 
 def test_of_a_long_cycle_the_call_shared_with_the_diverging_rank_is_named(

@@ -55,6 +55,55 @@ def test_an_extra_call_is_found_by_them(cluster_of: ClusterOf) -> None:
     assert _named(cluster.verdict()) == ("extra_call", (2,), 6, "likely")
 
 
+@pytest.mark.parametrize("rounds", [10, 30])
+def test_one_rank_in_another_branch_is_no_shift(cluster_of: ClusterOf, rounds: int) -> None:
+    """Its two calls equal its peers' but for the lines. With a period of three they match shifted.
+
+    One of the others is a step behind, as where the job runs or was killed.
+    """
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for number in range(rounds - (rank == 0)):
+            branch = "evaluate" if (rank, number) == (1, 5) else "step"
+            for line in (20, 21):
+                _post(cluster, rank, "world", f"train.py:{line} {branch}")
+            _post(cluster, rank, "world", "train.py:27 step")
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is None or verdict.cause.kind == "not_joined"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_that_take_turns_in_a_branch_are_not_shifted(
+    cluster_of: ClusterOf, size: int
+) -> None:
+    cluster = cluster_of(size)
+    for rank in cluster.everybody:
+        for number in range(27 - (rank == size - 1)):
+            line = "train.py:9 own" if number % size == rank else "train.py:12 other"
+            _post(cluster, rank, "world", line)
+
+    cause = cluster.verdict().cause
+
+    assert cause is None or (cause.kind, cause.seq) == ("not_joined", 27)
+
+
+def test_a_rank_that_comes_early_from_another_branch_left_out_calls(cluster_of: ClusterOf) -> None:
+    """It is in a barrier where its peers are in a step; an earlier branch explains nothing."""
+    cluster = cluster_of(3)
+    for rank in cluster.everybody:
+        for number in range(20):
+            branch = "unsynced" if (rank, number) == (1, 5) else "step"
+            for line in (20, 21):
+                _post(cluster, rank, "world", f"train.py:{line} {branch}")
+            _post(cluster, rank, "world", "train.py:27 step")
+    cluster.post([1], "world", "barrier", shape=None, dtype=None, done=False, backend="nccl")
+    cluster.post([0, 2], "world", site="train.py:20 step", done=False, backend="nccl")
+
+    assert _named(cluster.verdict()) == ("op_mismatch", (1,), 61, "certain")
+
+
 def test_the_end_alone_says_that_a_rank_never_joined(cluster_of: ClusterOf) -> None:
     """Near miss: the lines agree call by call, and the rank is short of the last one."""
     cluster = cluster_of(4)

@@ -29,6 +29,7 @@ __all__ = [
     "HANG_SECONDS",
     "NOTICE_SECONDS",
     "Agreement",
+    "has_posted",
     "judge_agreement",
     "shortly_waiting",
 ]
@@ -74,7 +75,7 @@ def judge_agreement(
         missing = f"{sentence(ranks_text(gone))} left no record."
         if late := seen or waiting:  # others may wait for them
             return Agreement("unknown", f"{missing} {_summaries(late)}")
-        if not _has_posted(run):
+        if not has_posted(run):
             return Agreement("unknown", f"{missing} The others have posted no call.")
         return Agreement("incomplete", f"{missing} The others agree as far as they go.")
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
@@ -150,7 +151,8 @@ def _calls(run: Run) -> int:
     return max((log.calls for rank in run.ranks for log in rank.logs.values()), default=0)
 
 
-def _has_posted(run: Run) -> bool:
+def has_posted(run: Run) -> bool:
+    """Return whether a call or a transfer between engines is recorded."""
     return any(rank.last_call(transfers=True) or rank.transfers for rank in run.ranks)
 
 
@@ -248,7 +250,7 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
     if not awake:
         return Agreement("ok", f"All ranks wait for work, none for another rank. {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
-    if not _has_posted(run):
+    if not has_posted(run):
         return Agreement(
             "unknown", f"No rank has posted a call yet. {_agree(case)}{_unseen(coverage)}"
         )
@@ -293,7 +295,7 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             "unknown",
             f"{_agree(case)} But not all calls of the job are recorded.{_unseen(coverage)}",
         )
-    if not _has_posted(run):
+    if not has_posted(run):
         return Agreement("unknown", "No call was recorded, and no record shows how the job ended.")
     awake = [rank for rank in run.ranks if not (rank.exited or is_idle(rank))]
     quiet = [case.quiet_seconds(rank) for rank in awake if rank.last_call(transfers=True)]

@@ -12,6 +12,7 @@ from ncclscope.analysis.agreement import (
     HANG_SECONDS,
     NOTICE_SECONDS,
     Agreement,
+    has_posted,
     judge_agreement,
     shortly_waiting,
 )
@@ -273,7 +274,8 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
         )
     if own.cause is not None:
         return replace(own, linked=tuple(others))
-    every = [own, *others]
+    # Of an engine of one process, nothing but its transfers is recorded; they are in `own`.
+    every = [own, *(other for other in others if has_posted(other.run))]
     worst = min(every, key=lambda one: _STATUSES.index(one.status))
     if worst.status != "ok":
         summary = f"{_of_engine(worst)}{worst.summary}"

@@ -13,7 +13,15 @@ from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
 from ncclscope.readers import open_run
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history
-from tests.support.snapshots import elsewhere, gpus, in_collective, snapshot, stack, worker
+from tests.support.snapshots import (
+    elsewhere,
+    gpus,
+    in_collective,
+    judged,
+    snapshot,
+    stack,
+    worker,
+)
 
 DDP = [{"kind": "ddp", "text": "gradient buckets of DistributedDataParallel", "comms": []}]
 BACKWARD = stack(
@@ -240,6 +248,46 @@ def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path
     verdict = cluster.verdict()
 
     assert singled_out(verdict) == ("extra_call", (0,), "likely")
+
+
+def test_a_job_that_posts_only_sends_moves(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    for _ in range(3):
+        cluster.post([0], "world", "send", peer=1)
+        cluster.post([1], "world", "recv", peer=0)
+    posted = [one for rank in cluster.run().ranks for one in rank.last_transfers().values()]
+    last = max(call.time_ns or 0 for call in posted)
+    ranks = [replace(rank, alive=True, last_seen_ns=last) for rank in cluster.run().ranks]
+
+    assert diagnose(replace(cluster.run(), ranks=tuple(ranks))).status == "ok"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_ranks_that_have_posted_nothing_are_no_evidence(tmp_path: Path, alive: bool) -> None:
+    cluster = Cluster(tmp_path, 2)
+    ranks = [replace(rank, alive=alive) for rank in cluster.run().ranks]
+    run = replace(cluster.run(), ranks=tuple(ranks))
+
+    assert diagnose(run).status == "unknown"
+    assert diagnose(replace(run, ranks=run.ranks[:1])).status == "unknown"
+
+
+def test_nothing_is_known_of_processes_that_had_ended_when_they_were_sampled() -> None:
+    verdict = judged(*(worker(rank, (), state="X") for rank in range(3)), gap=10.0)
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "had ended" in verdict.summary
+
+
+def test_a_job_that_did_not_move_before_it_was_killed_is_not_ok(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world")
+
+    assert cluster.verdict(quiet=1.0).status == "ok"
+    assert cluster.verdict(quiet=60.0).status == "unknown"
+    for tracer in cluster.tracers:
+        tracer.close()
+    assert diagnose(open_run(tmp_path)).status == "ok"
 
 
 @pytest.mark.usefixtures("python_writer")  # the core has a clock of its own

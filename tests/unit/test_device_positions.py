@@ -92,7 +92,7 @@ def counts(verdict: Verdict, rank: int) -> tuple[int | None, int | None, int | N
 def test_ranks_that_have_finished_everything(killed: Verdicts) -> None:
     script: Script = [("post", 5), ("run", None)]
     verdict = killed(script, script)
-    assert verdict.status == "ok"
+    assert verdict.status == "ok", verdict.summary
     assert counts(verdict, 0) == counts(verdict, 1) == (5, 5, None)
     log = verdict.run.ranks[0].logs["k"]
     assert {call.state.word for call in log.span(1, 6)} == {"completed"}

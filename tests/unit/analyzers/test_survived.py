@@ -139,6 +139,18 @@ def test_wrong_data_without_a_hang_are_still_found(cluster_of: ClusterOf) -> Non
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("redop_mismatch", (2,), 6)
 
 
+def test_the_calls_around_wrong_data_are_shown(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _wrong_redop(cluster)
+
+    shown = cluster.verdict().neighbourhood
+
+    assert shown is not None
+    assert [sorted(shown.calls[rank]) for rank in cluster.everybody] == [[*range(3, 10)]] * 4
+    redops = [shown.calls[rank][6].redop for rank in cluster.everybody]
+    assert redops == ["sum", "sum", "max", "sum"]
+
+
 def test_wrong_data_are_not_the_cause_of_a_later_hang(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _wrong_redop(cluster)

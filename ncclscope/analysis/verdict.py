@@ -335,7 +335,7 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
         for analyzer in steps("comparing", analyzers)
         for finding in analyzer.analyze(case)
     ]
-    return in_order(case, decide(case, settle(claims), coverage))
+    return in_order(case, decide(case, settle(case, claims), coverage))
 
 
 def _from_dumps(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from textwrap import shorten
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
@@ -22,10 +23,13 @@ from ncclscope.analysis.waits.noted import doing as doing_now
 from ncclscope.analysis.wording import plural, rank_text, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
+from ncclscope.untrusted import printable
 
 __all__ = ["InitStalled"]
 
 _SHOWN = 4
+_LONGEST = 200
+"""Characters of an exception's text in a summary; the evidence has all of it."""
 _Waiting = dict[int, Noted]
 
 
@@ -99,10 +103,11 @@ class InitStalled:
             return
         all_of = "All ranks" if not past else ranks_text(waiting)
         rest = f"; {ranks_text(past)} went on" if past else ""
-        summary = (
-            f"{sentence(all_of)} {_waits(inside)} in {one.text} for {seconds:.0f} s"
-            f"{rest}, and no record shows for whom."
-        )
+        if _are_over(inside):
+            did, why = _failed(case, inside), "why"
+        else:
+            did, why = f"{_waits(inside)} in {one.text} for {seconds:.0f} s", "for whom"
+        summary = f"{sentence(all_of)} {did}{rest}, and no record shows {why}."
         yield self._finding(case, inside, (), summary, blames=False)
 
     def _at_store(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
@@ -115,15 +120,17 @@ class InitStalled:
         seconds = min(one.seconds for one in first.values())
         who = ranks_text(first)
         start = f"{sentence(who)} {_waits(first)} {text} for {seconds:.0f} s"
+        connects = all(_method(one) == "connect" for one in first.values())
         if not others:
             more = "".join(
                 f"; {ranks_text(group)} {_waits(group)} {other}"
                 for other, group in groups.items()
                 if other != text
             )
-            yield self._finding(
-                case, waiting, (), f"{start}{more}: all ranks wait, and none sets it.", blames=False
-            )
+            all_wait = f"all ranks wait, and none {'serves' if connects else 'sets'} it"
+            if _are_over(waiting):
+                all_wait = f"all ranks waited, and none {'served' if connects else 'set'} it"
+            yield self._finding(case, waiting, (), f"{start}{more}: {all_wait}.", blames=False)
             return
         doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
         # A barrier needs every rank; any other key needs one, and nothing says which.
@@ -131,11 +138,12 @@ class InitStalled:
         named = len(others) == 1 or (needs_all and len(others) < len(first))
         have = "has" if len(others) == 1 else "have"
         come = "come to it" if needs_all else "set it"
+        missing = f"{ranks_text(others)} {have} not {come}"
+        if connects:
+            missing = _server_text(others)
         found = self._finding(
-            case, first, others,
-            f"{start}, and {ranks_text(others)} {have} not {come}; {doing}.",
-            blames=named,
-        )  # fmt: skip
+            case, first, others, f"{start}, and {missing}; {doing}.", blames=named
+        )
         # A thread of an idle job may wait for a key that nobody is to set yet.
         few = len(first) < len(others) and all(
             one.activity.until_ns is None for one in first.values()
@@ -232,9 +240,41 @@ def _polling(case: Case) -> _Waiting:
 
 def _waits(waiting: _Waiting) -> str:
     """Return ``wait``, ``waits`` or, where all have given up, ``waited``."""
-    if all(one.activity.until_ns is not None for one in waiting.values()):
-        return "waited"
-    return verb(tuple(waiting), "wait")
+    return "waited" if _are_over(waiting) else verb(tuple(waiting), "wait")
+
+
+def _are_over(waiting: _Waiting) -> bool:
+    """Return whether an exception ended each of the waits, and with it the process."""
+    return all(one.activity.until_ns is not None for one in waiting.values())
+
+
+def _failed(case: Case, inside: _Waiting) -> str:
+    """Return how ranks failed that wait no longer, to follow their names."""
+    # By the clocks of their hosts; the errors of later ones often come from the end of the first.
+    first = min(inside, key=lambda number: inside[number].activity.until_ns or 0)
+    seconds = min(one.seconds for one in inside.values())
+    time = f"{seconds:.0f} s" if seconds >= 1 else "less than a second"
+    error = printable(str(case.run.by_rank[first].details.get("ended_with"))).rstrip(": ")
+    text = shorten(error, _LONGEST, placeholder=" ...")
+    return f"failed in {inside[first].text} after {time} (rank {first} ended with {text})"
+
+
+def _method(noted: Noted) -> str:
+    """Return what a process does at a store: ``get``, ``wait``, ``connect``, ..."""
+    return (noted.activity.detail or "").partition(" ")[0]
+
+
+def _server_text(absent: Sequence[int]) -> str:
+    """Say that the server of a store is not there; torch's is rank 0 unless the program says so.
+
+    Args:
+        absent: The ranks that do not wait for the server, of which one has to be it.
+    """
+    if 0 in absent:
+        return "rank 0, which is to serve it, has not come"
+    if len(absent) == 1:
+        return f"rank {absent[0]}, which may have to serve it, has not come"
+    return f"{ranks_text(absent)}, of which one may have to serve it, have not come"
 
 
 def _is_quiet(case: Case) -> bool:

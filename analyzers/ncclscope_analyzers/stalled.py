@@ -20,6 +20,10 @@ __all__ = ["Stalled"]
 _AGREE = "no rank diverged"
 _AGREE_IN_RECORDS = "no rank diverged in what was recorded"
 _REASON = "a link, a device or the library is stuck; the program's call order is consistent"
+_TAGS = (
+    "the two ranks gave the transfer different tags, or a link or the library is stuck; all else "
+    "that is recorded of the two halves agrees"
+)
 _UNRECORDED = (
     "a rank posted more or fewer unrecorded calls than its peers, or a link, a device or the "
     "library is stuck"
@@ -199,9 +203,10 @@ class Stalled:
         seconds = case.longest_common_quiet(pair)
         if seconds is None:
             return
-        why = "no rank diverged, the transfer itself does not complete"
+        why, reason = "no rank diverged, the transfer itself does not complete", _REASON
         if "nccl" not in comm.backend:  # NCCL has no tags
             why = "their tags differ, which are not recorded, or the transfer does not complete"
+            reason = _TAGS
         yield Finding(
             kind=self.name,
             summary=(
@@ -220,7 +225,7 @@ class Stalled:
                 f"{half.other} are posted; neither is completed",
                 _alive_after("both ranks", seconds),
             ),
-            inferred=(_REASON,),
+            inferred=(reason,),
         )
 
     def _common_heads(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
+from itertools import chain
 
 from ncclscope.analysis.processes.device_verdict import gpu_conditions
 from ncclscope.analysis.records import Records
@@ -18,7 +19,12 @@ from ncclscope.analysis.sequences.explain import explain
 from ncclscope.analysis.sequences.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.sequences.habit import PAST, habit_of
 from ncclscope.analysis.sequences.skips import find_skips, trace_back
-from ncclscope.analysis.sequences.survived import Survived, after_survived, find_survived
+from ncclscope.analysis.sequences.survived import (
+    Survived,
+    after_survived,
+    find_further,
+    find_survived,
+)
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
 from ncclscope.analysis.sequences.tie_breaks import majority_of_kind, suspect_of_pair
 from ncclscope.analysis.waits.endings import interrupted_after, lost_by_peers
@@ -34,6 +40,8 @@ DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
 HEARTBEAT_ENDS = "its heartbeat ends"
 """How a text begins that concludes an end from heartbeats alone."""
+MOST_SURVIVED = 8
+"""Differences of one communicator after which all went on, each of which is a finding."""
 
 
 def may_hold(log: CallLog, *ops: str) -> bool:
@@ -156,13 +164,22 @@ class Case(Records):
 
     def _survived(self, survived: Sequence[Survived]) -> Iterator[Difference]:
         for each in survived:
-            divergence = each.divergence
-            largest, *others = divergence.groups
-            if divergence.majority:
-                found = [self._difference(divergence, odd, largest, "majority") for odd in others]
-            else:
-                found = [self._of_equal_weight(divergence)]
-            yield from (replace(one, survived=each.completed) for one in found)
+            first = each.divergence
+            last, before, shown = first.seq + each.completed, 0, 0
+            further = find_further(each, self.logs(first.comm.key))  # it searches as it is asked
+            for divergence in chain((first,), further):
+                largest, *others = divergence.groups
+                if divergence.majority:
+                    found = [
+                        self._difference(divergence, odd, largest, "majority") for odd in others
+                    ]
+                else:
+                    found = [self._of_equal_weight(divergence)]
+                for one in found:
+                    yield replace(one, survived=last - divergence.seq, after=before)
+                before, shown = divergence.seq, shown + len(found)
+                if shown >= MOST_SURVIVED or not all(one.keeps_numbers for one in found):
+                    break  # where numbers are shifted, all later calls differ
 
     def _undecided(self, divergence: Divergence, singled: set[int]) -> Iterator[Difference]:
         """Yield differences whose diverging side no majority of the members identifies."""

@@ -84,12 +84,7 @@ def from_difference(
         evidence: Facts read off the records, added to those that each difference has.
     """
     decided = bool(difference.odd)
-    facts = [
-        f"{comm_text(difference.comm)}: all calls before #{difference.seq} agree"
-        if difference.exact
-        else f"{comm_text(difference.comm)}: the members already differ in overwritten records, "
-        f"at #{difference.seq} or before"
-    ]
+    facts = [f"{comm_text(difference.comm)}: {_agreement_before(difference)}"]
     if decided:
         facts.append(
             f"#{difference.seq}: {ranks_text(difference.odd)} posted "
@@ -178,6 +173,18 @@ def from_difference(
         aligned=tuple((_recorded(peer), _recorded(odd)) for peer, odd in difference.aligned),
         survived=difference.survived,
     )
+
+
+def _agreement_before(difference: Difference) -> str:
+    """Return what is known of the calls before a difference."""
+    seq, after = difference.seq, difference.after
+    if not difference.exact:
+        return f"the members already differ in overwritten records, at #{seq} or before"
+    if not after:
+        return f"all calls before #{seq} agree"
+    if after + 1 == seq:
+        return f"#{seq} follows another difference, #{after}"
+    return f"all calls after another difference, #{after}, and before #{seq} agree"
 
 
 def _recorded(call: Call | None) -> Call | None:

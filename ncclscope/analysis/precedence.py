@@ -14,6 +14,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.registry import Analyzer
 from ncclscope.analysis.waits.order import Moment
 from ncclscope.model import Finding
+from ncclscope.model.signature import P2P_OPS
 
 __all__ = ["HANG_KINDS", "drop_refined", "in_order", "is_hang", "settle"]
 
@@ -25,9 +26,10 @@ HANG_KINDS = frozenset(
 _CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
 
 
-def settle(claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
+def settle(case: Case, claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
     """Return the claimed findings without refined ones, and with echoes as consequences."""
-    return _without_survived(_without_echoes(drop_refined(claims)))
+    found = _without_echoes(drop_refined(claims))
+    return _without_survived(_without_held_up(case, found))
 
 
 def in_order(case: Case, found: Iterable[Finding]) -> list[Finding]:
@@ -115,6 +117,34 @@ def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
         else finding
         for finding in found
     ]
+
+
+def _without_held_up(case: Case, found: Sequence[Finding]) -> list[Finding]:
+    """Return findings on calls that a stuck transfer keeps ranks from as consequences."""
+    held_up = {
+        rank
+        for finding in found
+        if finding.role == "cause" and finding.kind == "stalled" and _is_transfer(finding)
+        for rank in finding.candidate_ranks
+    }
+    missed = {
+        (pending.comm.key, pending.call.seq)
+        for pending in case.waits.pending_calls.values()
+        if pending.absent and held_up.issuperset(pending.absent)
+    }
+    return [
+        replace(finding, role="consequence")
+        if finding.role == "cause"
+        and finding.kind in ("not_joined", "extra_call")
+        and finding.comm is not None
+        and (finding.comm.key, finding.seq) in missed
+        else finding
+        for finding in found
+    ]
+
+
+def _is_transfer(finding: Finding) -> bool:
+    return finding.peers is not None and finding.peers.op in P2P_OPS
 
 
 def _without_survived(found: Sequence[Finding]) -> list[Finding]:

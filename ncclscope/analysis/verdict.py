@@ -337,7 +337,7 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
         for analyzer in steps("comparing", analyzers)
         for finding in analyzer.analyze(case)
     ]
-    return in_order(case, decide(case, settle(claims), coverage))
+    return in_order(case, decide(case, settle(case, claims), coverage))
 
 
 def _from_dumps(
@@ -400,7 +400,9 @@ def _neighbourhood(case: Case, cause: Finding | None) -> Neighbourhood | None:
     if any(call is not None and call.op in P2P_OPS for call in (cause.odd, cause.peers)):
         return None  # transfers are numbered separately from collectives
     calls: dict[int, dict[int, Call]] = {}
-    for rank, log in case.logs(cause.comm.key).items():
+    # What the case compares begins after the survived calls, so the call itself is not in there.
+    logs = case.recorded if cause.survived else case.logs
+    for rank, log in logs(cause.comm.key).items():
         near = log.span(max(log.first, cause.seq - 3), min(log.calls + 1, cause.seq + 4))
         calls[rank] = {call.seq: call for call in near if not isinstance(call, AssumedCall)}
     return Neighbourhood(cause.comm, cause.seq, calls)

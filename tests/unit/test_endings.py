@@ -287,3 +287,65 @@ def test_ranks_that_fail_in_a_wait_at_a_store_waited(
     assert "key 'weights'" in verdict.summary
     timed_out = "rank 0: its timeout of 60 s ended the wait"
     assert (timed_out in verdict.cause.evidence) == (waited == 60.0)
+
+
+def test_ranks_that_failed_in_the_rendezvous_do_not_wait_any_more(tmp_path: Path) -> None:
+    """Peers that are gone refuse the connections of `init_process_group`, at once."""
+    cluster = Cluster(tmp_path, SIZE)
+    run = cluster.run()
+    now = time.time_ns()
+    ranks = tuple(
+        replace(
+            rank,
+            exited=True,
+            alive=False,
+            activities={
+                "init_process_group": Activity(
+                    "init_process_group", "gloo at a.py:3", 60, 1, now - 1000, now + rank.rank
+                ),
+                "raised": Activity("raised", "RuntimeError at a.py:3", 1, 1, now, now),
+            },
+            details={**rank.details, "ended_with": f"RuntimeError: refused, {rank.rank}"},
+        )
+        for rank in run.ranks
+    )
+
+    verdict = diagnose(replace(run, ranks=ranks))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("init_stalled", ())
+    assert verdict.summary == (
+        "All ranks failed in init_process_group (gloo at a.py:3) after less than a second (rank 0 "
+        "ended with RuntimeError: refused, 0), and no record shows why."
+    )
+
+
+@pytest.mark.parametrize(
+    ("detail", "absent", "expected"),
+    [
+        ("connect host:29500", (0,), "rank 0, which is to serve it, has not come"),
+        ("connect host:29500", (0, 3), "rank 0, which is to serve it, has not come"),
+        ("connect host:29500", (3,), "rank 3, which may have to serve it, has not come"),
+        ("connect host:29500", (), "all ranks wait, and none serves it"),
+        ("get weights", (0,), "rank 0 has not set it"),
+        ("get weights", (), "all ranks wait, and none sets it"),
+    ],
+)
+def test_who_cannot_connect_to_a_store_waits_for_its_server(
+    tmp_path: Path, detail: str, absent: tuple[int, ...], expected: str
+) -> None:
+    run = Cluster(tmp_path, SIZE).run()
+    ranks = []
+    for rank in run.ranks:
+        now = rank.last_seen_ns or 0
+        wait = Activity("store_wait", detail, 1800, 1, now - 60_000_000_000, None)
+        if rank.rank not in absent:
+            ranks.append(replace(rank, alive=True, activities={"store_wait": wait}))
+    missing = replace(run, ranks=tuple(ranks))
+
+    cause = diagnose(missing).cause
+
+    assert cause is not None
+    assert cause.kind == "init_stalled"
+    assert expected in cause.summary
+    assert ("set it" in cause.summary) == ("set it" in expected)

@@ -47,6 +47,7 @@ class Difference:
         suspect: Where ``odd`` is empty: the member of a pair that broke a pattern. It does not
             count as diverging.
         survived: Number of later calls that all members are known to have completed at least.
+        after: The difference before it on the communicator, which all survived; 0 for none.
     """
 
     comm: Communicator
@@ -66,6 +67,7 @@ class Difference:
     other: Edit | None = None
     suspect: tuple[int, ...] = ()
     survived: int = 0
+    after: int = 0
 
     @property
     def first(self) -> Edit:
@@ -86,6 +88,11 @@ class Difference:
     def replaced(self) -> bool:
         """Whether the diverging ranks posted another call instead of the peers' call."""
         return self.first.inserted > 0 and self.first.deleted > 0
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether each side posted one call for the other's, so that later numbers agree."""
+        return self.replaced and self.order is None and not self.surplus
 
     @property
     def reason(self) -> str | None:

@@ -15,11 +15,14 @@ A few hundred later calls prove nothing: the queue holds a thousand.
 After that, the members are compared again. A rank whose record has holes numbers its calls
 differently from its peers: its calls get the numbers of equal calls of its peers, and calls of an
 operation that it never recorded are excluded from the comparison.
+
+Where no numbers are shifted, the completed calls after a difference are searched for further ones,
+each of which is a mistake of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 
@@ -34,7 +37,7 @@ from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail
 from ncclscope.model.windows import best_shift
 
-__all__ = ["AssumedCall", "Survived", "after_survived", "find_survived"]
+__all__ = ["AssumedCall", "Survived", "after_survived", "find_further", "find_survived"]
 
 WINDOW = 4096
 """Calls at the end of a log, and after a difference, that are compared again."""
@@ -42,6 +45,8 @@ FARTHEST = 1 << 16
 """Newest calls that are searched to count the launches of graphs among them."""
 ALIKE = 0.8
 """Share of the calls that must agree for two logs to be numbered alike by their contents."""
+SEARCHES = 32
+"""Searches for further differences on one communicator, each of which bisects all logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,42 @@ def find_survived(run: Run) -> list[Survived]:
             completed = min(done.values()) - divergence.seq
             found.append(_compare_again(comm, logs, divergence, done, completed))
     return found
+
+
+def find_further(survived: Survived, logs: Mapping[int, CallLog]) -> Iterator[Divergence]:
+    """Yield later differences in calls that all members have completed.
+
+    A rank may make the same mistake in each step: such a repetition is not yielded again.
+
+    Args:
+        survived: The first difference on the communicator.
+        logs: The members' calls as recorded, by global rank.
+    """
+    if survived.holes or not survived.logs:
+        return  # the numbers are not those of the same calls
+    divergence = survived.divergence
+    last = divergence.seq + survived.completed
+    known = {_mistake(divergence, logs)}
+    for _ in range(SEARCHES):
+        start = divergence.seq + 1
+        tails: dict[int, CallLog] = {number: Tail(log, start) for number, log in logs.items()}
+        found, _swaps = part_outside_groups(divergence.comm, tails)
+        if found is None or len(found.groups) < 2 or found.seq > last:
+            return
+        # In a tail, its first call is inexact: the calls before it, which agree, are cut off.
+        is_kept = all(log.first <= start for log in logs.values())
+        divergence = replace(found, exact=found.exact or is_kept)
+        mistake = _mistake(divergence, logs)
+        if mistake not in known:
+            known.add(mistake)
+            yield divergence
+
+
+def _mistake(divergence: Divergence, logs: Mapping[int, CallLog]) -> tuple[object, ...]:
+    """Return what repeats where a line of the program is wrong; sizes change from step to step."""
+    calls = [logs[group[0]].call(divergence.seq) for group in divergence.groups]
+    sides = [(call.op, call.dtype, call.redop, call.root, call.site) for call in calls]
+    return divergence.groups, *sides
 
 
 def after_survived(run: Run, survived: Sequence[Survived]) -> Run:

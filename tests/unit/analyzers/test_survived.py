@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope.analysis.case import MOST_SURVIVED
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.analysis.waits.posting_order import AHEAD
 from ncclscope.model import Finding
@@ -139,6 +140,18 @@ def test_wrong_data_without_a_hang_are_still_found(cluster_of: ClusterOf) -> Non
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("redop_mismatch", (2,), 6)
 
 
+def test_the_calls_around_wrong_data_are_shown(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _wrong_redop(cluster)
+
+    shown = cluster.verdict().neighbourhood
+
+    assert shown is not None
+    assert [sorted(shown.calls[rank]) for rank in cluster.everybody] == [[*range(3, 10)]] * 4
+    redops = [shown.calls[rank][6].redop for rank in cluster.everybody]
+    assert redops == ["sum", "sum", "max", "sum"]
+
+
 def test_wrong_data_are_not_the_cause_of_a_later_hang(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _wrong_redop(cluster)
@@ -147,6 +160,78 @@ def test_wrong_data_are_not_the_cause_of_a_later_hang(cluster_of: ClusterOf) -> 
     cause = _cause(cluster)
 
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (3,))
+    assert _latent(cluster) == [("redop_mismatch", (2,), 6)]
+
+
+# --- further differences ---------------------------------------------------------------------
+
+
+def _post_apart(cluster: Cluster, rank: int, **fields: Any) -> None:
+    """Post one call on all ranks, with other parameters on one of them, and calls that agree."""
+    shape = fields.pop("shape", (4, 2))
+    for number in cluster.everybody:
+        cluster.post([number], "dp:0", shape=shape, **(fields if number == rank else {}))
+    cluster.history("dp:0")
+
+
+def _causes(cluster: Cluster) -> list[tuple[str, tuple[int, ...], int | None]]:
+    findings = [one for one in cluster.verdict().findings if one.role == "cause"]
+    return [(one.kind, one.diverging_ranks, one.seq) for one in findings]
+
+
+def test_a_second_difference_with_wrong_data_is_a_finding_too(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _wrong_redop(cluster)
+    _post_apart(cluster, 1, dtype="int32")
+
+    first, second = cluster.verdict().findings
+
+    assert (first.kind, first.diverging_ranks, first.seq) == ("redop_mismatch", (2,), 6)
+    assert (second.kind, second.diverging_ranks, second.seq) == ("dtype_mismatch", (1,), 12)
+    assert (second.role, second.confidence, second.survived) == ("cause", "certain", 5)
+    assert "all calls after another difference, #6, and before #12 agree" in second.evidence[0]
+
+
+def test_a_difference_in_the_next_call_is_exact(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    for rank in cluster.everybody:
+        cluster.post([rank], "dp:0", redop="max" if rank == 2 else "sum")
+    _post_apart(cluster, 1, dtype="int32")
+
+    _, second = cluster.verdict().findings
+
+    assert (second.diverging_ranks, second.seq, second.confidence) == ((1,), 7, "certain")
+    assert "#7 follows another difference, #6" in second.evidence[0]
+
+
+def test_a_difference_that_repeats_is_one_finding(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    for number in range(10):
+        _post_apart(cluster, 2, redop="max", shape=(100 + number, 2))
+    _post_apart(cluster, 1, dtype="int32")
+
+    assert _causes(cluster) == [("redop_mismatch", (2,), 6), ("dtype_mismatch", (1,), 66)]
+
+
+def test_the_number_of_further_differences_is_bounded(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    for number in range(12):
+        _post_apart(cluster, 2, redop="max", site=f"model.py:{number} step")
+
+    assert len(_causes(cluster)) == MOST_SURVIVED
+
+
+def test_a_difference_that_not_all_completed_is_no_further_one(cluster_of: ClusterOf) -> None:
+    """Near miss: the job waits in the second difference, which is the cause of the hang."""
+    cluster = cluster_of(4)
+    _wrong_redop(cluster)
+    cluster.post([0, 2, 3], "dp:0", done=False)
+    cluster.post([1], "dp:0", dtype="int32", done=False)
+
+    assert _causes(cluster) == [("dtype_mismatch", (1,), 12)]
     assert _latent(cluster) == [("redop_mismatch", (2,), 6)]
 
 

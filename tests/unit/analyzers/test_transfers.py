@@ -226,6 +226,39 @@ def test_other_tags_may_keep_a_send_and_a_receive_apart(
     assert (cause.kind, cause.candidate_ranks) == ("stalled", (0, 1))
     assert ("their tags differ" in cause.summary) == has_tags
     assert ("no rank diverged" in cause.summary) != has_tags
+    assert ("different tags" in cause.inferred[0]) == has_tags
+    assert ("call order is consistent" in cause.inferred[0]) != has_tags
+
+
+def test_who_cannot_come_from_a_stuck_transfer_is_no_second_cause(cluster_of: ClusterOf) -> None:
+    """Ranks 2 and 3 are in a transfer with different tags, and ranks 0 and 1 in a barrier."""
+    cluster = cluster_of(4)
+    for sender, receiver in ((0, 1), (2, 3)):
+        for done in (True, sender == 0):
+            cluster.post([sender], "world", "send", peer=receiver, done=done)
+            cluster.post([receiver], "world", "recv", peer=sender, done=done)
+    cluster.post([0, 1], "world", "barrier", done=False)
+
+    cause, barrier = cluster.verdict().findings
+
+    assert (cause.kind, cause.role, cause.candidate_ranks) == ("stalled", "cause", (2, 3))
+    assert (barrier.kind, barrier.role) == ("not_joined", "consequence")
+
+
+def test_who_is_late_for_another_reason_than_a_transfer_is_a_cause(cluster_of: ClusterOf) -> None:
+    """Near miss: rank 4 is in no transfer, and has not come to the barrier either."""
+    cluster = cluster_of(5)
+    for sender, receiver in ((0, 1), (2, 3)):
+        for done in (True, sender == 0):
+            cluster.post([sender], "world", "send", peer=receiver, done=done)
+            cluster.post([receiver], "world", "recv", peer=sender, done=done)
+    cluster.post([0, 1], "world", "barrier", done=False)
+    cluster.comm(4, "world", cluster.everybody)
+
+    roles = {finding.kind: finding.role for finding in cluster.verdict().findings}
+
+    assert roles["stalled"] == "cause"
+    assert "consequence" not in roles.values()
 
 
 def test_who_waits_behind_a_transfer_stalls_nowhere_else(cluster_of: ClusterOf) -> None:

@@ -45,9 +45,10 @@ def reserved(verdict: Verdict, silent: Mapping[str, str], stuck: Sequence[int]) 
         return verdict
     unknown = f"{sentence(ranks_text(gone))}: {_do_not_report(silent)}."
     if cause is None:
-        if verdict.status != "incomplete":
+        if verdict.status not in ("incomplete", "unknown"):
             return verdict
-        return replace(verdict, summary=f"{unknown} The others agree as far as they go.")
+        agreed = f"{unknown} The others agree as far as they go."
+        return replace(verdict, status="incomplete", summary=agreed)
     if not gone & {*cause.diverging_ranks, *cause.candidate_ranks}:
         if verdict.status != "hung" or cause.confidence != "certain":
             return verdict

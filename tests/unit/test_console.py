@@ -112,7 +112,7 @@ def test_healthy_ranks_are_reported_to_agree(cluster_of: Callable[[int], Cluster
     cluster = cluster_of(4)
     cluster.history()
 
-    screen = _screen(cluster.verdict(), 80)
+    screen = _screen(cluster.verdict(quiet=1.0), 80)
 
     assert " OK " in screen
     assert "All ranks agree" in screen

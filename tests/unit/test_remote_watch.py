@@ -148,7 +148,7 @@ def test_a_rank_that_never_comes_to_the_rendezvous_is_an_alarm_once(rings: Path)
     watch = Watcher(
         Path("nodes"), stall=1.0, clock=clock, rings=RemoteRings(LocalClient(directories))
     )
-    assert watch.poll().status == "incomplete"
+    assert watch.poll().status == "unknown"
     clock.now += PATIENCE - 1.0
     assert not watch.poll().in_trouble
 

@@ -59,7 +59,7 @@ def cause_of(poll: Poll) -> tuple[str, tuple[int, ...]]:
 def test_a_rank_that_never_comes_to_the_rendezvous_is_an_alarm_once(rings: Path) -> None:
     job = Job(rings, 0, 1)
     job.wait("init_process_group", "gloo at train.py:3", 0, 1)
-    assert job.poll(5.0).status == "incomplete"
+    assert job.poll(5.0).status == "unknown"
 
     poll = job.poll(6.0)
 

@@ -161,6 +161,21 @@ def test_the_verdict_has_both_lines_with_their_paths() -> None:
     assert document["user_frame"]["line"] == 41
 
 
+RPC = "torch/distributed/rpc/api.py"
+
+
+def test_a_server_of_rpc_that_shuts_down_is_in_no_collective() -> None:
+    """It serves its clients until they are done, which sleep between their calls."""
+    shutdown = [f"{RPC}:{line} {name}" for line, name in ((375, "shutdown"), (257, "_all_gather"))]
+    inner = ("threading.py:655 wait", "threading.py:355 wait")
+    server = blocked(worker(0, stack("train.py:18 <module>", *shutdown, *inner)), "futex")
+    clients = [blocked(worker(rank, at(17, "time.sleep")), "sleep") for rank in (1, 2, 3)]
+    found = motion(server)
+
+    assert (found.op, found.waits) == (None, "lock")
+    assert judged(server, *clients, gap=12.0).status in ("ok", "unknown")
+
+
 # --- whether it moves -------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from ncclscope.attach.host.queues import with_queues
 from ncclscope.attach.host.sockets import lost_peers, socket_source
 from ncclscope.attach.processes import Placed, find_workers, give_ranks, left_out
 from ncclscope.attach.ras import ask_ras, parse_address
+from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
@@ -119,6 +120,8 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         # Of jobs tied by transfers, the one that waits is sampled; the others are read.
         own = {process.pid for process in (*recorded.ranks, *recorded.others)}
         candidates = [one for one in candidates if one.pid in own] or candidates
+    elif recorded is not None:
+        candidates += replaced_programs(recorded, candidates)
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]

@@ -21,7 +21,14 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
 
-__all__ = ["group_jobs", "idle_launchers", "is_launcher", "meeting_points", "without_relatives"]
+__all__ = [
+    "group_jobs",
+    "idle_launchers",
+    "is_launcher",
+    "meeting_points",
+    "without_relatives",
+    "without_supervisors",
+]
 
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 _NUMBERS = re.compile(r"\d+")
@@ -91,6 +98,28 @@ def without_relatives(workers: Sequence[Candidate]) -> list[Candidate]:
         elif any(ranks) or parent.communicates:
             dropped.add(worker.pid)
     return [worker for worker in workers if worker.pid not in dropped] or list(workers)
+
+
+def without_supervisors(workers: Sequence[Candidate]) -> list[Candidate]:
+    """Leave out processes that show no rank where others do, such as a script that starts ranks.
+
+    A process whose threads communicate is a rank, as Lightning's rank 0. If the ranks are known
+    only from rings or titles, one that has not got that far shows neither: of those without,
+    only what has started ranks is left out.
+    """
+    ranked = [one for one in workers if _shows_rank(one)]
+    by_variable = any(one.integer(*_RANKS) is not None for one in ranked)
+    above = {pid for one in ranked for pid in (one.parent, *one.ancestors)}
+    others = {
+        one.pid
+        for one in workers
+        if not (_shows_rank(one) or one.communicates) and (by_variable or one.pid in above)
+    }
+    return [one for one in workers if one.pid not in others]
+
+
+def _shows_rank(one: Candidate) -> bool:
+    return bool(one.rings) or is_worker_title(one.title) or one.integer(*_RANKS) is not None
 
 
 def group_jobs(workers: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -25,6 +25,7 @@ from ncclscope.attach.kinship import (
     is_launcher,
     meeting_points,
     without_relatives,
+    without_supervisors,
 )
 from ncclscope.attach.proc_sample import state_of
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
@@ -33,7 +34,15 @@ from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
 
-__all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
+__all__ = [
+    "Candidate",
+    "Placed",
+    "choose_job",
+    "describe",
+    "find_workers",
+    "give_ranks",
+    "left_out",
+]
 
 _OF_THE_JOB = re.compile(
     r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_DEVICE_ORDER|"
@@ -112,7 +121,7 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
 
     Args:
         pids: Pids that the user named; if empty, search all processes. Engine cores are left
-            out if their workers are among them.
+            out if their workers are among them, and processes without a rank if others have one.
 
     Raises:
         UsageError: There are no workers, or they belong to several jobs.
@@ -122,10 +131,20 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
             if state_of(pid) == "X":
                 raise UsageError(f"there is no process {pid}", "give the pids of running workers")
         named = [describe(pid) for pid in dict.fromkeys(pids)]
-        return _without_engines(without_relatives(named))
+        return _without_engines(without_supervisors(without_relatives(named)))
     own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = [describe(pid) for pid in psutil.pids() if pid not in own and _may_be_python(pid)]
     return choose_job(found)
+
+
+def left_out(pids: Sequence[int], workers: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return a note on the processes that the user named and that are not among the workers."""
+    kept = {one.pid for one in workers}
+    others = [str(pid) for pid in dict.fromkeys(pids) if pid not in kept]
+    if not others:
+        return ()
+    what = f"process {others[0]} is" if len(others) == 1 else f"processes {' '.join(others)} are"
+    return (f"{what} left out: no rank, but a launcher, an engine or a helper of the ranks",)
 
 
 def choose_job(found: Iterable[Candidate]) -> list[Candidate]:

@@ -25,8 +25,9 @@ from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
 from ncclscope.attach.host.queues import with_queues
 from ncclscope.attach.host.sockets import lost_peers, socket_source
-from ncclscope.attach.processes import Placed, find_workers, give_ranks
+from ncclscope.attach.processes import Placed, find_workers, give_ranks, left_out
 from ncclscope.attach.ras import ask_ras, parse_address
+from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
@@ -112,12 +113,15 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         InputError: No worker could be read.
     """
     candidates = find_workers(options.pids)
+    unranked = left_out(options.pids, candidates)
     files = [Path(ring) for candidate in candidates for ring in candidate.rings]
     recorded, rings = _read_rings(files)
     if recorded is not None and recorded.linked:
         # Of jobs tied by transfers, the one that waits is sampled; the others are read.
         own = {process.pid for process in (*recorded.ranks, *recorded.others)}
         candidates = [one for one in candidates if one.pid in own] or candidates
+    elif recorded is not None:
+        candidates += replaced_programs(recorded, candidates)
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
@@ -165,7 +169,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         gpus=(samples[0].gpus, last.gpus) if samples[0].gpus else (),
         kernel=kernel,
         queues=with_queues(recorded).queues if recorded is not None else (),
-        notes=_notes(placed),
+        notes=(*_notes(placed), *unranked),
         versions=machine.versions(),
     )
     run = with_snapshot(recorded or assemble([]), snapshot)

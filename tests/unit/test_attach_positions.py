@@ -161,6 +161,21 @@ def test_the_verdict_has_both_lines_with_their_paths() -> None:
     assert document["user_frame"]["line"] == 41
 
 
+RPC = "torch/distributed/rpc/api.py"
+
+
+def test_a_server_of_rpc_that_shuts_down_is_in_no_collective() -> None:
+    """It serves its clients until they are done, which sleep between their calls."""
+    shutdown = [f"{RPC}:{line} {name}" for line, name in ((375, "shutdown"), (257, "_all_gather"))]
+    inner = ("threading.py:655 wait", "threading.py:355 wait")
+    server = blocked(worker(0, stack("train.py:18 <module>", *shutdown, *inner)), "futex")
+    clients = [blocked(worker(rank, at(17, "time.sleep")), "sleep") for rank in (1, 2, 3)]
+    found = motion(server)
+
+    assert (found.op, found.waits) == (None, "lock")
+    assert judged(server, *clients, gap=12.0).status in ("ok", "unknown")
+
+
 # --- whether it moves -------------------------------------------------------------------------
 
 
@@ -274,6 +289,23 @@ def test_one_call_at_many_lines_names_nobody_and_another_call_its_rank() -> None
     assert tie is not None
     assert (tie.diverging, tie.candidates) == ((), (0, 1, 2, 3))
     assert named(odd) == ("op_mismatch", (4,), "cause")
+
+
+def test_waits_at_two_lines_of_the_program_are_two_places() -> None:
+    first, second = at(12, "w1.wait"), at(15, "w2.wait")
+    found = judge(*(blocked(one, "futex") for one in ranks([first, second, first, first])))
+
+    assert found is not None
+    assert "Ranks 0 2 3 are in wait at train.py:12" in found.summary
+    assert "rank 1 is in wait at train.py:15" in found.summary
+    assert (found.diverging, found.candidates) == ((), (0, 1, 2, 3)), "each may wait for any peer"
+
+
+def test_waits_at_two_lines_of_a_library_are_one_place() -> None:
+    lines = (2990, 3000, 3010)
+    places = [stack("train.py:1 main", f"{C10D}:{line} all_reduce") for line in lines]
+
+    assert named(judge(*ranks(places)))[:2] == ("stalled", ())
 
 
 def test_a_pair_in_two_calls_is_a_tie() -> None:

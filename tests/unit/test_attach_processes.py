@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,20 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
-from ncclscope.attach.kinship import group_jobs, meeting_points, without_relatives
-from ncclscope.attach.processes import Candidate, choose_job, describe, give_ranks
+from ncclscope.attach.kinship import (
+    group_jobs,
+    meeting_points,
+    without_relatives,
+    without_supervisors,
+)
+from ncclscope.attach.processes import (
+    Candidate,
+    choose_job,
+    describe,
+    find_workers,
+    give_ranks,
+    left_out,
+)
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
 from ncclscope.model import Transfer
@@ -160,6 +174,61 @@ def test_a_launcher_that_was_named_is_left_out() -> None:
     spawner = Candidate(8, python=True)
     ranks = [Candidate(pid, parent=8, python=True, communicates=True) for pid in (10, 11)]
     assert without_relatives([launcher, spawner, *ranks]) == ranks
+
+
+def test_a_script_that_starts_ranks_is_left_out_whatever_shows_theirs() -> None:
+    script = Candidate(9, parent=1, python=True, words=("python", "launch.py"))
+    workers = [replace(ranked(pid, pid - 10, parent=9), ancestors=(1,)) for pid in (10, 11)]
+    traced = [Candidate(pid, parent=9, rings=(f"/tmp/{pid}.ring",)) for pid in (10, 11)]
+    titled = [Candidate(pid, parent=9, title=f"VLLM::Worker_TP{pid}") for pid in (10, 11)]
+
+    for ranks in (workers, traced, titled):
+        assert without_supervisors([script, *ranks]) == ranks
+    assert without_supervisors([script]) == [script]
+
+
+def test_what_may_be_a_rank_that_does_not_show_it_is_kept() -> None:
+    first = Candidate(9, parent=1, python=True, communicates=True)
+    late = Candidate(12, parent=9, python=True)
+    variables = [ranked(10, 1, parent=9), late, first]
+    rings = [Candidate(10, parent=9, rings=("/tmp/10.ring",)), late]
+
+    assert without_supervisors(variables) == [variables[0], first]
+    assert without_supervisors(rings) == rings
+
+
+NAP = "print(flush=True); input()"
+
+
+def test_of_named_processes_those_without_a_rank_are_left_out_with_a_note() -> None:
+    with ExitStack() as stack:
+        pids = [stack.enter_context(napping(RANK=str(rank), WORLD_SIZE="2")) for rank in (0, 1)]
+        supervisor = stack.enter_context(napping())
+        found = find_workers([*pids, supervisor])
+        note = left_out([*pids, supervisor], found)
+
+    assert [one.pid for one in found] == pids
+    assert note == (
+        f"process {supervisor} is left out: no rank, but a launcher, an engine or a helper of "
+        "the ranks",
+    )
+    assert left_out(pids, found) == ()
+
+
+@contextmanager
+def napping(**environment: str) -> Iterator[int]:
+    """Yield the pid of a Python process with this environment."""
+    pipe = subprocess.PIPE
+    ranks = ("RANK", "SLURM_")
+    clean = {k: v for k, v in os.environ.items() if not any(part in k for part in ranks)}
+    command = [sys.executable, "-c", NAP]
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, env={**clean, **environment}, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate("\n")
 
 
 def test_what_is_the_only_one_is_kept() -> None:

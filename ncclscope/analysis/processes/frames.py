@@ -12,6 +12,7 @@ __all__ = [
     "INIT_OPS",
     "POSTED_BY_CPP",
     "collective_of",
+    "is_library",
     "is_plumbing",
     "program_frame",
     "unrecorded_of",
@@ -21,9 +22,11 @@ __all__ = [
 ]
 
 _HOMES = re.compile(
-    r"(?:^|/)(?:torch/distributed|vllm/distributed|sglang/srt/distributed|deepspeed/comm|"
+    r"(?:^|/)(?:torch/distributed(?!/rpc/)|vllm/distributed|sglang/srt/distributed|deepspeed/comm|"
     r"horovod|megatron/core/(?:tensor|pipeline)_parallel|cupyx/distributed)/"
 )
+"""Folders with functions that are collectives. Those of torch's RPC gather by remote calls, and a
+server waits in them until its clients need it no more."""
 _PREFIXES = re.compile(r"^_*(?:tensor_model_parallel_|custom_|quick_|symm_mem_)?_*")
 _SPELLINGS = {
     "all_gather_into_tensor": "all_gather",
@@ -231,6 +234,16 @@ def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, 
 def is_plumbing(frame: Frame) -> bool:
     """Return whether a frame belongs to a library between the program and its collectives."""
     return bool(_PLUMBING.search(frame.file)) or frame.file.rpartition(".")[2] != "py"
+
+
+def is_library(frame: Frame) -> bool:
+    """Return whether a frame is known to belong to a library, not to the user's program."""
+    return (
+        frame.installed is True
+        or is_plumbing(frame)
+        or bool(_HOMES.search(frame.file))
+        or wait_of(frame) is not None
+    )
 
 
 def program_frame(frames: Sequence[Frame]) -> Frame | None:

@@ -11,6 +11,7 @@ from ncclscope.analysis.processes.frames import (
     INIT_OPS,
     POSTED_BY_CPP,
     collective_of,
+    is_library,
     program_frame,
     unrecorded_of,
     user_frame,
@@ -103,7 +104,7 @@ class Motion:
     @cached_property
     def key(self) -> tuple[tuple[str, str, int], ...]:
         """Key that ranks with the same stack share."""
-        return _key(self.frames, self.op is not None or self.waits is not None)
+        return _key(self.frames, self.op, self.waits)
 
     @property
     def is_waiting(self) -> bool:
@@ -172,7 +173,7 @@ class _Sample:
 
     @property
     def key(self) -> tuple[tuple[str, str, int], ...]:
-        return _key(self.frames, self.op is not None or self.waits is not None)
+        return _key(self.frames, self.op, self.waits)
 
     @property
     def counters(self) -> list[dict[str, int]]:
@@ -328,11 +329,19 @@ def _cut(thread: str, frames: tuple[Frame, ...]) -> _Sample:
     return _Sample(thread, frames)
 
 
-def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ...]:
-    """Return the functions and lines of a stack; without the line of a waiting innermost frame."""
+def _key(
+    frames: Sequence[Frame], op: str | None, waits: str | None
+) -> tuple[tuple[str, str, int], ...]:
+    """Return the functions and lines of a stack; without the last line where it says nothing.
+
+    A library waits for one thing at several lines, and a loop that polls is seen at any of its
+    lines. In the user's program, another line is another call: each work has its own wait.
+    """
     last = len(frames) - 1
+    waiting = bool(frames) and (op is not None or waits is not None)
+    is_loose = waiting and (waits == "poll" or is_library(frames[-1]))
     return tuple(
-        (frame.file, frame.function, 0 if waits and index == last else frame.line)
+        (frame.file, frame.function, 0 if is_loose and index == last else frame.line)
         for index, frame in enumerate(frames)
     )
 

@@ -91,7 +91,7 @@ def _processes(
         low, high = (f(motion.cpu for motion in group.motions) for f in (min, max))
         cpu = f"{high:.0%}" if high - low < 0.05 else f"{low:.0%}-{high:.0%}"
         state = one.worker.samples[-1].state if one.worker.samples else "?"
-        where = one.text if one.frames else (_error(one) or one.text)
+        where = one.text if one.frames else (_replaced(one) or _error(one) or one.text)
         add_row(
             table,
             ranks_text(group.ranks).partition(" ")[2],
@@ -114,6 +114,15 @@ def _groups(motions: Mapping[int, Motion]) -> list[StackClass]:
     for condition in _STATES:
         found += classify(s for s in motions.values() if s.condition == condition)
     return sorted(found, key=lambda group: group.ranks)
+
+
+def _replaced(motion: Motion) -> str:
+    """Return which program a process runs instead of the one that wrote its ring, if it does."""
+    worker = motion.worker
+    if worker.rank_source != "ring" or worker.rings or motion.condition == "ended":
+        return ""
+    name = worker.title.partition(" ")[0].rpartition("/")[2]
+    return f"runs another program now{f': {name}' if name else ''}"
 
 
 def _error(motion: Motion) -> str:

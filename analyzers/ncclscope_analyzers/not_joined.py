@@ -9,7 +9,13 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import seen_at
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
-from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
+from ncclscope.analysis.waits.minority import (
+    Sides,
+    describe_sides,
+    is_stray,
+    take_sides,
+    waiting_in,
+)
 from ncclscope.analysis.waits.noted import (
     doing,
     doing_in_common,
@@ -212,8 +218,7 @@ class NotJoined:
         """Yield the one rank of a deadlock cycle whose call no other rank ever makes."""
         cycle = () if case.waits.cycle_creates else case.waits.cycle
         strays = [rank for rank in cycle if not case.is_usual(case.waits.pending_calls[rank])]
-        # Of the first call on a communicator, nothing shows whether its peers were to make it.
-        if len(strays) == 1 and case.waits.pending_calls[strays[0]].call.seq > 1:
+        if len(strays) == 1 and is_stray(case, case.waits.pending_calls[strays[0]]):
             (number,) = strays
             waiting = tuple(
                 rank

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import counterpart
 from ncclscope.analysis.waits.launches import contention
-from ncclscope.analysis.waits.minority import waiting_in
+from ncclscope.analysis.waits.minority import is_stray, waiting_in
 from ncclscope.analysis.waits.own_order import broken_orders
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall
@@ -55,7 +55,8 @@ class OrderCycle:
         new = [number for number in cycle if not case.is_usual(pending_calls[number])]
         creates = case.waits.cycle_creates
         posted = isinstance(case.waits, PostingOrder)
-        if new == [diverging] and not creates and not posted:
+        strayed = new == [diverging] and is_stray(case, pending_calls[new[0]])
+        if strayed and not creates and not posted:
             return  # it is in a call of its own, and not early in a common one
         here = pending_calls[diverging if diverging is not None else cycle[0]]
         others = [s for s in map(pending_calls.__getitem__, cycle) if s.comm.key != here.comm.key]

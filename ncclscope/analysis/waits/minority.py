@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
     from ncclscope.analysis.waits.waits import PendingCall
 
-__all__ = ["Sides", "dependants", "describe_sides", "take_sides", "waiting_in"]
+__all__ = ["Sides", "dependants", "describe_sides", "is_stray", "take_sides", "waiting_in"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,18 @@ def waiting_in(case: Case, pending: PendingCall) -> tuple[int, ...]:
         for number, other in sorted(case.waits.pending_calls.items())
         if (other.comm.key, other.call.seq) == (pending.comm.key, pending.call.seq)
     )
+
+
+def is_stray(case: Case, pending: PendingCall) -> bool:
+    """Return whether a call of a deadlock cycle is one that no other rank was going to make.
+
+    It is of a kind that its communicator has never seen. A first call there shows that only if few
+    of the members are in it: of a pair, the other one may have left it out.
+    """
+    if case.is_usual(pending):
+        return False
+    waiting = waiting_in(case, pending)
+    return pending.call.seq > 1 or 2 * len(waiting) < len(pending.comm.ranks)
 
 
 def dependants(case: Case, ranks: Iterable[int]) -> set[int]:

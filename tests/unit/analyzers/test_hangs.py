@@ -322,6 +322,19 @@ def test_the_first_call_on_a_communicator_shows_no_stray(cluster_of: ClusterOf) 
     assert (cause.kind, cause.diverging_ranks, cause.candidate_ranks) == ("not_joined", (), (0, 1))
 
 
+def test_alone_in_the_first_call_of_many_is_a_stray(cluster_of: ClusterOf) -> None:
+    """Rank 2 has left the loop, and waits in the last barrier, the first call on the world."""
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post([0, 1, 3], "dp:0", done=False)
+    cluster.post([2], "world", "barrier", shape=None, dtype=None, done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (2,))
+
+
 @pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
 @pytest.mark.parametrize(
     ("alive", "seconds", "status"),

@@ -108,6 +108,19 @@ def test_recorded_and_inferred_are_distinguished(cluster_of: Callable[[int], Clu
     assert "communicators of its kind" not in recorded
 
 
+@pytest.mark.parametrize(("posted", "shown"), [([2], "6 (+1)"), ([0, 1, 3], "5 (\N{MINUS SIGN}1)")])
+def test_the_table_counts_from_the_majority(
+    cluster_of: Callable[[int], Cluster], posted: list[int], shown: str
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post(posted, "tp:0", done=False)
+
+    (line,) = (line for line in _screen(cluster.verdict(), 80).splitlines() if " 1002 " in line)
+
+    assert shown in line
+
+
 def test_healthy_ranks_are_reported_to_agree(cluster_of: Callable[[int], Cluster]) -> None:
     cluster = cluster_of(4)
     cluster.history()

@@ -6,6 +6,7 @@ import os
 import platform
 
 __all__ = [
+    "POLL_CALLS",
     "boot_id",
     "is_stopped",
     "pid_namespace",
@@ -14,11 +15,14 @@ __all__ = [
     "waits_for_input",
 ]
 
+POLL_CALLS = {"x86_64": (7, 23, 232, 270, 271, 281, 441), "aarch64": (22, 72, 73, 441)}
+"""Numbers of poll, select and epoll_wait with their variants, by machine."""
+_ACCEPT_CALLS = {"x86_64": (43, 288), "aarch64": (202, 242)}
 _INPUT_CALLS = {
-    "x86_64": {b"7", b"23", b"43", b"232", b"270", b"271", b"281", b"288", b"441"},
-    "aarch64": {b"22", b"72", b"73", b"202", b"242", b"441"},
-}.get(platform.machine(), set())
-"""Numbers of accept and of poll, select and epoll_wait with their variants."""
+    str(number).encode()
+    for calls in (POLL_CALLS, _ACCEPT_CALLS)
+    for number in calls.get(platform.machine(), ())
+}
 
 
 def start_ticks(pid: int) -> int:

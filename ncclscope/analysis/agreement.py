@@ -186,8 +186,8 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         number
         for number, motion in motions.items()
         if (motion.condition == "still" and motion.waits == "queue")
-        or motion.condition == "ended"
-        or ((rank := run.by_rank.get(number)) is not None and (is_idle(rank) or rank.exited))
+        or _exited(run, number)
+        or (number in run.by_rank and is_idle(run.by_rank[number]))
     ]
     traced = any(rank.logs for rank in run.ranks)
     agree = f" {_agree(case)}" if traced else ""
@@ -195,8 +195,12 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         return Agreement(
             "unknown", "There is only one process, and none to compare it with." + agree
         )
-    if ended and not {*moving, *resting} - set(ended):
-        return _ended(case, ended, coverage)
+    if lost := [number for number in ended if not _exited(run, number)]:
+        return Agreement(
+            "unknown",
+            f"{sentence(ranks_text(lost))} had ended when the processes were sampled, and no "
+            f"record shows how.{agree}",
+        )
     if len(resting) == len(motions):
         return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")
     if len({*moving, *resting}) == len(motions):
@@ -232,14 +236,9 @@ def _times(rank: Rank) -> Iterator[int]:
             yield call.time_ns
 
 
-def _ended(case: Case, ended: Sequence[int], coverage: Coverage) -> Agreement:
-    """Judge a job by processes that had all ended when they were sampled."""
-    if all((rank := case.run.by_rank.get(n)) is not None and rank.exited for n in ended):
-        return _past(case, coverage)
-    return Agreement(
-        "unknown",
-        f"{sentence(ranks_text(ended))} had ended when they were sampled; no record shows how.",
-    )
+def _exited(run: Run, number: int) -> bool:
+    rank = run.by_rank.get(number)
+    return rank is not None and rank.exited
 
 
 def _living(case: Case, coverage: Coverage) -> Agreement:
@@ -251,9 +250,7 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("ok", f"All ranks wait for work, none for another rank. {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
     if not has_posted(run):
-        return Agreement(
-            "unknown", f"No rank has posted a call yet. {_agree(case)}{_unseen(coverage)}"
-        )
+        return Agreement("unknown", f"No rank has posted a call yet.{_unseen(coverage)}")
     if quiet and min(quiet) < case.live_stall_seconds:
         return Agreement("ok", _agree(case))
     if not quiet:

@@ -171,7 +171,7 @@ class Case(Records):
                 largest, *others = divergence.groups
                 if divergence.majority:
                     found = [
-                        self._difference(divergence, odd, largest, "majority") for odd in others
+                        self._difference(divergence, few, largest, "majority") for few in others
                     ]
                 else:
                     found = [self._of_equal_weight(divergence)]

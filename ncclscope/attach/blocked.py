@@ -10,12 +10,14 @@ import os
 import platform
 from pathlib import Path
 
+from ncclscope.procfs import POLL_CALLS
+
 __all__ = ["blocked_in"]
 
 _X86 = {
     **dict.fromkeys((0, 1, 17, 18, 19, 20), "read"),
     **dict.fromkeys((2, 257), "open"),
-    **dict.fromkeys((7, 23, 232, 270, 271, 281, 441), "poll"),
+    **dict.fromkeys(POLL_CALLS["x86_64"], "poll"),
     **dict.fromkeys((35, 230), "sleep"),
     **dict.fromkeys((42, 43, 44, 45, 46, 47, 288), "socket"),
     **dict.fromkeys((61, 247), "child"),
@@ -26,7 +28,7 @@ _X86 = {
 _ARM = {
     **dict.fromkeys((63, 64, 65, 66, 67, 68), "read"),
     56: "open",
-    **dict.fromkeys((22, 72, 73, 441), "poll"),
+    **dict.fromkeys(POLL_CALLS["aarch64"], "poll"),
     **dict.fromkeys((101, 115), "sleep"),
     **dict.fromkeys((202, 203, 206, 207, 211, 212, 242), "socket"),
     **dict.fromkeys((95, 260), "child"),

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         document = verdict.to_dict()
         if verdict.status in ("diverged", "hung"):
-            text = plain_text(render_verdict(verdict, _WIDTH), _WIDTH).rstrip("\n") + "\n"
+            text = plain_text(render_verdict(verdict, _WIDTH), _WIDTH) + "\n"
         else:
             text = f"ncclscope: {verdict.status}: {verdict.summary}\n"
         text += f"ncclscope: more: ncclscope attach, or ncclscope diagnose {directory}\n"

@@ -45,7 +45,8 @@ def reserved(verdict: Verdict, silent: Mapping[str, str], stuck: Sequence[int]) 
         return verdict
     unknown = f"{sentence(ranks_text(gone))}: {_do_not_report(silent)}."
     if cause is None:
-        if verdict.status not in ("incomplete", "unknown"):
+        for_them = all(gone & {*one.candidate_ranks} for one in verdict.findings)
+        if verdict.status != "incomplete" and not (verdict.status == "unknown" and for_them):
             return verdict
         agreed = f"{unknown} The others agree as far as they go."
         return replace(verdict, status="incomplete", summary=agreed)

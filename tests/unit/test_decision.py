@@ -279,6 +279,14 @@ def test_nothing_is_known_of_processes_that_had_ended_when_they_were_sampled() -
     assert "had ended" in verdict.summary
 
 
+def test_one_that_crashed_beside_idle_ranks_is_not_ok() -> None:
+    queue = stack("serve.py:1 <module>", "serve.py:9 main", "selectors.py:468 EpollSelector.select")
+    idle = [worker(rank, queue) for rank in (0, 1)]
+
+    assert judged(*idle, gap=10.0).status == "ok"
+    assert judged(*idle, worker(2, (), state="X"), gap=10.0).status != "ok"
+
+
 def test_a_job_that_did_not_move_before_it_was_killed_is_not_ok(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 2)
     cluster.history("world")

@@ -1,7 +1,7 @@
 """The order in which a rank of a deadlock cycle has posted the calls of two communicators.
 
 Where the records do not show who diverged, a rank that posts the two in another order than each
-time before is worth a look. That is inferred: its peers may have changed theirs together.
+time before may have. That is inferred: its peers may have changed theirs together.
 """
 
 from __future__ import annotations

@@ -230,14 +230,18 @@ def test_other_tags_may_keep_a_send_and_a_receive_apart(
     assert ("call order is consistent" in cause.inferred[0]) != has_tags
 
 
-def test_who_cannot_come_from_a_stuck_transfer_is_no_second_cause(cluster_of: ClusterOf) -> None:
+def stuck_beside_a_barrier(cluster: Cluster) -> None:
     """Ranks 2 and 3 are in a transfer with different tags, and ranks 0 and 1 in a barrier."""
-    cluster = cluster_of(4)
     for sender, receiver in ((0, 1), (2, 3)):
         for done in (True, sender == 0):
             cluster.post([sender], "world", "send", peer=receiver, done=done)
             cluster.post([receiver], "world", "recv", peer=sender, done=done)
     cluster.post([0, 1], "world", "barrier", done=False)
+
+
+def test_who_cannot_come_from_a_stuck_transfer_is_no_second_cause(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    stuck_beside_a_barrier(cluster)
 
     cause, barrier = cluster.verdict().findings
 
@@ -248,11 +252,7 @@ def test_who_cannot_come_from_a_stuck_transfer_is_no_second_cause(cluster_of: Cl
 def test_who_is_late_for_another_reason_than_a_transfer_is_a_cause(cluster_of: ClusterOf) -> None:
     """Near miss: rank 4 is in no transfer, and has not come to the barrier either."""
     cluster = cluster_of(5)
-    for sender, receiver in ((0, 1), (2, 3)):
-        for done in (True, sender == 0):
-            cluster.post([sender], "world", "send", peer=receiver, done=done)
-            cluster.post([receiver], "world", "recv", peer=sender, done=done)
-    cluster.post([0, 1], "world", "barrier", done=False)
+    stuck_beside_a_barrier(cluster)
     cluster.comm(4, "world", cluster.everybody)
 
     roles = {finding.kind: finding.role for finding in cluster.verdict().findings}

@@ -101,7 +101,8 @@ def judge_agreement(
         differ = _differ(case.uncompared[0])
         return Agreement("unknown", f"{differ} Later calls there cannot be compared.")
     if passed := list(passed_by(case))[:_SHOWN]:
-        return Agreement("unknown", f"Some ranks go on. {' '.join(passed)}")
+        late = "A thread of it that is late looks the same."
+        return Agreement("unknown", f"Some ranks go on. {' '.join(passed)} {late}")
     snapshot = run.snapshot
     if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
         return Agreement(

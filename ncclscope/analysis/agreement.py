@@ -73,8 +73,8 @@ def judge_agreement(
     run = case.run
     if gone := [number for number in run.missing if number not in run.unreadable]:
         missing = f"{sentence(ranks_text(gone))} left no record."
-        if late := seen or waiting:  # others may wait for them
-            return Agreement("unknown", f"{missing} {_summaries(late)}")
+        if findings := seen or waiting:  # others may wait for them
+            return Agreement("unknown", f"{missing} {_summaries(findings)}")
         if not has_posted(run):
             return Agreement("unknown", f"{missing} The others have posted no call.")
         return Agreement("incomplete", f"{missing} The others agree as far as they go.")
@@ -101,8 +101,8 @@ def judge_agreement(
         differ = _differ(case.uncompared[0])
         return Agreement("unknown", f"{differ} Later calls there cannot be compared.")
     if passed := list(passed_by(case))[:_SHOWN]:
-        late = "A thread of it that is late looks the same."
-        return Agreement("unknown", f"Some ranks go on. {' '.join(passed)} {late}")
+        doubt = "A thread of it that is late looks the same."
+        return Agreement("unknown", f"Some ranks go on. {' '.join(passed)} {doubt}")
     snapshot = run.snapshot
     if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
         return Agreement(

@@ -74,10 +74,12 @@ def post_of(
 ) -> Post: ...
 def posting(
     known: dict[int, Post],
-    read: Callable[..., tuple[Any, ...]],
+    read: Callable[..., tuple[Any, ...]] | None,
     groups: dict[int, list[int]],
     suppressing: dict[int, int],
     plan: tuple[str, int, int] | None,
+    plain: dict[type, bool] = ...,
+    modes: tuple[Callable[[], Any], ...] = ...,
     /,
 ) -> Method: ...
 def setter(assign: Callable[[Any, Any], None], /) -> Setter: ...

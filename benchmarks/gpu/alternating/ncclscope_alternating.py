@@ -58,7 +58,7 @@ class Alternation:
 
     def __init__(self, what: str, directory: Path) -> None:
         self.what = what
-        self.path = directory / f"{os.getpid()}.json"
+        self.directory = directory
         self.is_on = self.first = True
         self.draw = random.Random(int(os.environ.get("NCCLSCOPE_TEST_ALTERNATE_SEED", "0")))
         self.steps = 0
@@ -142,9 +142,11 @@ class Alternation:
             else:
                 self.switch(not self.first)
         if self.steps % WRITE_EVERY == 0:
-            draft = self.path.with_suffix(".draft")
+            # Workers may be forks of the process that made this object.
+            path = self.directory / f"{os.getpid()}.json"
+            draft = path.with_suffix(".draft")
             draft.write_text(json.dumps(self.taken))
-            draft.rename(self.path)
+            draft.rename(path)
         self.last = tokens, counts
         self.began = time.perf_counter_ns()
 

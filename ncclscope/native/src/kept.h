@@ -8,6 +8,8 @@
 
 #include <stdbool.h>
 
+enum { COMPLETED = 2 }; /* as State.COMPLETED */
+
 /* Return an entry for works.pending, or NULL with an error set. */
 PyObject *ns_kept_new(PyObject *work, PyObject *handle, ns_ring *ring, int64_t position,
                       bool waits);

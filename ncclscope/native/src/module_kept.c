@@ -14,8 +14,6 @@ typedef struct Kept {
     bool waits; /* whether the return of wait() means that the call has completed */
 } Kept;
 
-enum { COMPLETED = 2 };
-
 static PyTypeObject *kept_type;
 
 PyObject *ns_kept_new(PyObject *work, PyObject *handle, ns_ring *ring, int64_t position,

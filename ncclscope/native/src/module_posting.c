@@ -30,6 +30,7 @@ typedef struct Method {
     PyObject *groups, *suppressing; /* of scope: empty most of the time */
     PyObject *op;               /* of a plan; NULL if only `read` knows the parameters */
     Py_ssize_t tensor_at, redop_at;
+    PyObject *plain, *modes; /* of an operator: as operators.plain_types and modes(); else NULL */
 } Method;
 
 /* Assigns a property and remembers what was assigned; see posted_calls.note_redop(). */
@@ -39,7 +40,7 @@ typedef struct Setter {
 } Setter;
 
 static PyTypeObject *post_type, *method_type, *setter_type;
-static PyObject *shape_name, *dtype_name, *waits_name, *usual_redop;
+static PyObject *shape_name, *dtype_name, *meta_name, *waits_name, *usual_redop;
 static PyObject *redop_names; /* by id: (the object, its name); grows, and keeps both alive */
 static PyObject *last_redop, *last_name; /* the one that was looked up last */
 static PyObject *noted_options, *noted_redop; /* the first is borrowed, and only compared */
@@ -78,6 +79,24 @@ static PyObject *read_parameters(const Method *method, PyObject *args, PyObject 
     return found;
 }
 
+/* As operators.is_real(), for types that it has met; maybe with an error set. */
+static bool runs_kernel(const Method *method, PyObject *tensor)
+{
+    if (!method->plain)
+        return true;
+    if (PyDict_GetItemWithError(method->plain, (PyObject *)Py_TYPE(tensor)) != Py_True)
+        return false;
+    PyObject *meta = PyObject_GetAttr(tensor, meta_name);
+    bool runs = meta == Py_False;
+    Py_XDECREF(meta);
+    for (Py_ssize_t at = 0; runs && at < PyTuple_Size(method->modes); at++) {
+        PyObject *mode = PyObject_CallNoArgs(PyTuple_GetItem(method->modes, at));
+        runs = mode && PyObject_IsTrue(mode) == 0;
+        Py_XDECREF(mode);
+    }
+    return runs;
+}
+
 /* Read what the method's reader would return, if that takes no Python; then `shape` and `dtype` are new
  * references. Returns false, maybe with an error set, if it does. */
 static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs, ns_planned *to)
@@ -91,6 +110,8 @@ static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs,
             return false;
         tensor = PyList_GetItem(tensor, 0);
     }
+    if (!runs_kernel(method, tensor))
+        return false;
     to->op = method->op;
     to->redop = NULL;
     if (method->redop_at
@@ -238,7 +259,7 @@ static int64_t record_by(const Method *method, const Post *post, PyObject *args,
         position = record_planned(post, &call, place);
         Py_DECREF(call.shape);
         Py_DECREF(call.dtype);
-    } else if (!PyErr_Occurred()) {
+    } else if (!PyErr_Occurred() && method->read != Py_None) {
         PyObject *parameters = read_parameters(method, args, kwargs);
         if (parameters)
             position = record_packed(post, template_of(post, parameters, place));
@@ -278,11 +299,15 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
 
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *known, *read, *groups, *suppressing, *plan, *op = NULL;
+    PyObject *known, *read, *groups, *suppressing, *plan, *op = NULL, *plain = NULL, *modes = NULL;
     Py_ssize_t tensor_at = 0, redop_at = 0;
-    if (!PyArg_ParseTuple(args, "OOO!O!O", &known, &read, &PyDict_Type, &groups, &PyDict_Type,
-                          &suppressing, &plan))
+    if (!PyArg_ParseTuple(args, "OOO!O!O|O!O!", &known, &read, &PyDict_Type, &groups, &PyDict_Type,
+                          &suppressing, &plan, &PyDict_Type, &plain, &PyTuple_Type, &modes))
         return NULL;
+    if (plain && !modes) {
+        PyErr_SetString(PyExc_TypeError, "an operator has modes");
+        return NULL;
+    }
     if (!ns_is_addresses(known)) {
         PyErr_SetString(PyExc_TypeError, "not a dict by id");
         return NULL;
@@ -299,7 +324,11 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     made->op = op;
     made->tensor_at = tensor_at;
     made->redop_at = redop_at;
+    made->plain = plain;
+    made->modes = modes;
     Py_XINCREF(op);
+    Py_XINCREF(plain);
+    Py_XINCREF(modes);
     Py_INCREF(known);
     Py_INCREF(read);
     Py_INCREF(groups);
@@ -341,6 +370,8 @@ static void method_free(PyObject *self)
     Py_DECREF(method->groups);
     Py_DECREF(method->suppressing);
     Py_XDECREF(method->op);
+    Py_XDECREF(method->plain);
+    Py_XDECREF(method->modes);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -389,12 +420,13 @@ bool ns_posting_ready(void)
 {
     shape_name = PyUnicode_InternFromString("shape");
     dtype_name = PyUnicode_InternFromString("dtype");
+    meta_name = PyUnicode_InternFromString("is_meta");
     waits_name = PyUnicode_InternFromString("waits");
     usual_redop = PyUnicode_InternFromString("sum");
     redop_names = PyDict_New();
     setter_type = (PyTypeObject *)PyType_FromSpec(&setter_spec);
     method_type = (PyTypeObject *)PyType_FromSpec(&method_spec);
     post_type = (PyTypeObject *)PyType_FromSpec(&post_spec);
-    return shape_name && dtype_name && waits_name && usual_redop && redop_names && setter_type && method_type
+    return shape_name && dtype_name && meta_name && waits_name && usual_redop && redop_names && setter_type && method_type
            && post_type;
 }

@@ -23,7 +23,7 @@ typedef struct Replaced {
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
     PyObject *listeners; /* of scope */
-    Py_ssize_t most;     /* works to keep; 0 if `after` must have all of them */
+    Py_ssize_t most; /* works to keep; 0 if `after` must have all; -1 if a call that returns has completed */
     int can_be_off;
 } Replaced;
 
@@ -109,7 +109,7 @@ static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, P
 /* Do what follows a call that returned; false if its result is lost to an error. */
 static bool finish(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *result)
 {
-    int kept = self->most ? keep(self, call, args, result) : 0;
+    int kept = self->most > 0 ? keep(self, call, args, result) : 0;
     if (kept == 0) {
         PyObject *position = PyLong_FromLongLong(call->position);
         PyObject *done = position ? PyObject_CallFunctionObjArgs(self->after, call->handle, position,
@@ -139,7 +139,9 @@ static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keyword
     } else {
         result = PyObject_Call(self->function, args, keywords);
     }
-    if (result && self->after != Py_None && !finish(self, &call, args, result))
+    if (result && self->most < 0)
+        ns_advance(call.channel->ring, call.position, COMPLETED);
+    else if (result && self->after != Py_None && !finish(self, &call, args, result))
         Py_CLEAR(result);
     Py_DECREF(call.handle);
     return result;
@@ -167,7 +169,7 @@ static bool completed(const Replaced *self, PyObject *work)
         /* A new object may have the same address. */
         if (waits > 0 && PyWeakref_GetObject(PyTuple_GetItem(entry, 0)) == work) {
             ring = PyObject_GetAttr(PyTuple_GetItem(posted, 0), ring_name);
-            state = PyLong_FromLong(2); /* COMPLETED */
+            state = PyLong_FromLong(COMPLETED);
             done = ring && state ? PyObject_CallMethodObjArgs(ring, advance_name,
                                                               PyTuple_GetItem(posted, 1), state, NULL)
                                  : NULL;

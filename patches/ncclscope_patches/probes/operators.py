@@ -13,17 +13,41 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from ncclscope import native
 from ncclscope.tracing import scope
+from ncclscope_patches.probes import recording, works
 from ncclscope_patches.probes.probe import After, Before, Patch
 
-__all__ = ["guard_operator", "is_plain", "is_real"]
+__all__ = ["Plan", "guard_operator", "is_plain", "is_real"]
 
 _plain_types: dict[type, bool] = {}
 
+_RETURNED = -1
+"""For the core: a call that has returned has completed."""
 
-def guard_operator(patch: Patch, packet: Any, before: Before, after: After | None) -> None:
+
+class Plan(NamedTuple):
+    """How the core in C records an operator's calls, which have completed when they return.
+
+    Attributes:
+        posts: :func:`recording.post_of` the handles, by ``id()`` of the first argument. Whoever
+            fills it keeps these arguments alive.
+        op: Canonical name of the operation.
+        tensor: Position of the tensor.
+        redop: Position of the reduction: 0 if there is none, above all others if it is a sum.
+    """
+
+    posts: dict[int, Any]
+    op: str
+    tensor: int
+    redop: int = 0
+
+
+def guard_operator(
+    patch: Patch, packet: Any, before: Before, after: After | None, plan: Plan | None = None
+) -> None:
     """Guard an operator and its overloads.
 
     Args:
@@ -32,13 +56,33 @@ def guard_operator(patch: Patch, packet: Any, before: Before, after: After | Non
         before: As in :meth:`Patch.replace`. A token means that the call has been recorded; the
             first item of a tuple is its handle.
         after: As in :meth:`Patch.replace`.
+        plan: Lets the core record calls that it has met; both hooks get the others.
     """
     for overload in packet.overloads():
         operator = getattr(packet, overload)
         ordered = _in_order(before, [argument.name for argument in operator._schema.arguments])
         for owner in (operator, packet):
             if not patch.has_replaced(owner._op):
-                patch.put(owner, "_op", _announcing(patch, owner._op, ordered, after))
+                guarded = _announcing(patch, owner._op, ordered, after)
+                patch.put(owner, "_op", _planned(patch, owner._op, guarded, plan))
+
+
+def _planned(
+    patch: Patch, function: Callable[..., Any], guarded: Callable[..., Any], plan: Plan | None
+) -> Callable[..., Any]:
+    core = native.core()
+    if plan is None or core is None:
+        return guarded
+    import torch
+
+    arguments = plan.op, plan.tensor, plan.redop
+    modes = (torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled)
+    method = recording.recorder(core, plan.posts, None, arguments, _plain_types, modes)
+    listeners = scope.listeners
+    replaced: Callable[..., Any] = core.replaced(
+        function, patch, works.pending, guarded, method, None, listeners, _RETURNED, False
+    )
+    return functools.update_wrapper(replaced, function)
 
 
 def _announcing(

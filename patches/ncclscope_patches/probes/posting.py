@@ -85,7 +85,7 @@ def put_posting(
     )
     core = native.core()
     if core is not None and applies is None:
-        method = recording.recorder(core, handles, read)
+        method = recording.recorder(core, handles.posts, read, getattr(read, "plan", None))
         most = works.LIMIT if keeps_work else 0
         posted = core.replaced(
             function, patch, works.pending, posted, method, after, scope.listeners, most, can_be_off

@@ -28,6 +28,7 @@ __all__ = [
     "Handles",
     "is_capturing",
     "learn",
+    "post_of",
     "record",
     "recorder",
     "redop_name",
@@ -173,7 +174,7 @@ class Handles:
             _references[number] = reference
         else:
             handle.about = reference
-            post = _post_of(handle)
+            post = post_of(handle)
             if post is not None:
                 posts[number] = post
         known[number] = handle
@@ -183,7 +184,7 @@ class Handles:
 _references: dict[int, weakref.ref[Any]] = {}
 
 
-def _post_of(handle: Handle) -> Any:
+def post_of(handle: Handle) -> Any:
     """Return what the core needs to record a handle's calls; None if Python must."""
     core, ring = native.core(), handle.ring
     # The guard compares each call, and marks count it on the GPU.
@@ -200,13 +201,21 @@ def _captures() -> bool:
     return is_capturing is not None and is_capturing()
 
 
-def recorder(core: Any, handles: Handles, read: Callable[..., tuple[Any, ...]]) -> Any:
+def recorder(
+    core: Any,
+    posts: dict[int, Any],
+    read: Callable[..., tuple[Any, ...]] | None,
+    plan: tuple[str, int, int] | None,
+    *operator: Any,
+) -> Any:
     """Return what records a method's calls in C if their parameters and call sites are known.
 
     Args:
         core: The core.
-        handles: Handles of the objects with the method.
-        read: Return the call's parameters from its arguments.
+        posts: Of the objects with the method, by ``id()``; see :func:`post_of`.
+        read: Return the call's parameters from its arguments; None if only `plan` does.
+        plan: As the arguments of :func:`posting.plan`.
+        operator: For torch's operators, the types of plain tensors and the active modes.
 
     Returns:
         An object for the core's ``replaced``.
@@ -215,8 +224,7 @@ def recorder(core: Any, handles: Handles, read: Callable[..., tuple[Any, ...]]) 
     core.use_redops(_redops)
     if not _redops and "torch.distributed" in sys.modules:
         _learn_redops()
-    plan = getattr(read, "plan", None)
-    return core.posting(handles.posts, read, scope.groups, scope.suppressing, plan)
+    return core.posting(posts, read, scope.groups, scope.suppressing, plan, *operator)
 
 
 def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int:

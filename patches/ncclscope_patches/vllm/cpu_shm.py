@@ -12,10 +12,11 @@ import sys
 from hashlib import blake2b
 from typing import Any
 
+from ncclscope import native
 from ncclscope.tracing import session
-from ncclscope_patches.probes.operators import guard_operator, is_real
+from ncclscope_patches.probes.operators import Plan, guard_operator, is_real
 from ncclscope_patches.probes.probe import Before, Patch
-from ncclscope_patches.probes.recording import NOBODY, Handle, record
+from ncclscope_patches.probes.recording import NOBODY, Handle, post_of, record
 from ncclscope_patches.probes.works import Posted
 
 __all__ = ["CpuShmProbe", "handle_of"]
@@ -25,7 +26,11 @@ _CALLER = 2
 
 _handles: dict[int, Handle] = {}
 """Handles by the operators' number of the communicator."""
-session.on_reset(_handles.clear)
+_posts: dict[int, Any] = native.by_address()
+_numbers: list[int] = []
+"""Keep the numbers alive whose ids are the keys of `_posts`."""
+for _known in (_handles, _posts, _numbers):
+    session.on_reset(_known.clear)
 
 
 class CpuShmProbe(Patch):
@@ -46,7 +51,8 @@ class CpuShmProbe(Patch):
             # The library with the operators is certainly loaded only now.
             for name, before in _OPERATORS.items():
                 if hasattr(operators, name):
-                    guard_operator(self, getattr(operators, name), before, _returned)
+                    packet, plan = getattr(operators, name), _PLANS.get(name)
+                    guard_operator(self, packet, before, _returned, plan)
 
         self.replace(shm, "__init__", after=made)
 
@@ -69,7 +75,11 @@ def _declare(shm: Any) -> None:
         ranks=communicator.ranks,
         backend="shm",
     )
-    _handles[shm.handle] = Handle(tracer, comm, waits=True)
+    handle = _handles[shm.handle] = Handle(tracer, comm, waits=True)
+    post = post_of(handle)
+    if post is not None:
+        _numbers.append(shm.handle)
+        _posts[id(shm.handle)] = post
 
 
 def _record(number: int, parameters: tuple[Any, ...]) -> Posted | None:
@@ -122,4 +132,9 @@ _OPERATORS: dict[str, Before] = {
     "shm_gather": _gather,
     "shm_recv_tensor_list": _recv,
     "shm_send_tensor_list": _send,
+}
+
+_PLANS = {
+    "shm_all_gather": Plan(_posts, "all_gather", 1),
+    "shm_allreduce": Plan(_posts, "all_reduce", 1, 2),
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ncclscope import Call, Rank, open_run
+import pytest
+
+from ncclscope import Call, Rank, native, open_run
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
@@ -21,6 +23,14 @@ _OPS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("reduce_scatter", {"redop": "avg", "dtype": "float16"}),
     ("barrier", {}),
 )
+
+
+def choose_core(language: str, patch: pytest.MonkeyPatch) -> None:
+    """Let the core in ``C`` record during a test, or ``Python``; skip the test without a core."""
+    if language == "Python":
+        patch.setenv("NCCLSCOPE_NATIVE", "0")
+    elif native.core() is None:
+        pytest.skip(native.why_not())
 
 
 def tracer_in(directory: Path, *, capacity: int = SMALL, **fields: Any) -> Tracer:

@@ -17,7 +17,7 @@ from ncclscope_patches.probes.operators import Plan, guard_operator, is_real
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handle, post_of, record
 from tests.integration.c10d_ranks import fields
-from tests.support.rings import tracer_in
+from tests.support.rings import choose_core, tracer_in
 
 torch = pytest.importorskip("torch")
 
@@ -59,10 +59,7 @@ class Job:
 def job(
     request: pytest.FixtureRequest, rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Job]:
-    if request.param == "Python":
-        monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
-    elif native.core() is None:
-        pytest.skip(native.why_not())
+    choose_core(request.param, monkeypatch)
     tracer = tracer_in(rings)
     handle = Handle(tracer, tracer.communicator("key", "tp:0", [0], "shm"), waits=True)
     probe = Probe()

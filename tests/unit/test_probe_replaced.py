@@ -18,7 +18,7 @@ from ncclscope_patches.probes import works
 from ncclscope_patches.probes.posting import plan, put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handle, Handles
-from tests.support.rings import tracer_in
+from tests.support.rings import choose_core, tracer_in
 
 
 class Tensor:
@@ -54,10 +54,7 @@ Job = tuple[type[Library], Probe, Tracer]
 def job(
     request: pytest.FixtureRequest, rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Job]:
-    if request.param == "Python":
-        monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
-    elif native.core() is None:
-        pytest.skip(native.why_not())
+    choose_core(request.param, monkeypatch)
     tracer = tracer_in(rings)
     comm = tracer.communicator("key", "tp:0", [0], "gloo")
     handles = Handles(lambda _thing: Handle(tracer, comm, waits=None))

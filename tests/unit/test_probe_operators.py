@@ -12,6 +12,7 @@ import pytest
 from ncclscope import native
 from ncclscope.model import State
 from ncclscope.readers.ring.ranks import read_ring
+from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.operators import Plan, guard_operator, is_real
 from ncclscope_patches.probes.probe import Patch
@@ -60,6 +61,8 @@ def job(
     request: pytest.FixtureRequest, rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Job]:
     choose_core(request.param, monkeypatch)
+    # Other tests leave threads blocked in such a block, for good.
+    monkeypatch.setattr(scope, "suppressing", {})
     tracer = tracer_in(rings)
     handle = Handle(tracer, tracer.communicator("key", "tp:0", [0], "shm"), waits=True)
     probe = Probe()

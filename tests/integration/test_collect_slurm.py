@@ -28,8 +28,7 @@ from ncclscope import diagnose, open_run
 PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "squeue", "unshare")
 CONFIGURATION = """\
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort=27017
+SlurmctldHost={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -44,8 +43,12 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 MpiDefault=none
-NodeName=node[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[27018-27019] CPUs=2 State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+"""
+NODES = """\
+SlurmctldPort=27017
+NodeName=node[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[27018-27019] CPUs=2 State=UNKNOWN
 """
 PROGRAM = """\
 import os, time
@@ -100,26 +103,34 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.fixture
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("slurm")
+def munge(folder: Path) -> list[str]:
+    """Return the options of a munged that keeps all its files in a folder."""
     folder.chmod(0o711)
     for parent in folder.parents[:2]:
         parent.chmod(0o711)  # munged wants no folder on the way that others may write
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
+    files = {"key-file": "key", "pid-file": "pid", "seed-file": "see", "socket": "socket"}
+    own = (f"--{name}={folder}/munge.{end}" for name, end in files.items())
+    return ["--foreground", "--force", *own]
+
+
+@pytest.fixture
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("slurm")
     (folder / "state").mkdir()
     configuration = folder / "slurm.conf"
     host = socket.gethostname().partition(".")[0]
-    configuration.write_text(CONFIGURATION.format(folder=folder, host=host))
+    nodes = NODES.format(host=host)
+    configuration.write_text(
+        CONFIGURATION.format(folder=folder, controller=f"{host}(127.0.0.1)", nodes=nodes)
+    )
     monkeypatch.setenv("SLURM_CONF", str(configuration))
-    munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key"]
-    munged += [f"--{name}={folder}/munge.{name[:3]}" for name in ("pid-file", "seed-file")]
     apart = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c"]
     daemons: list[Sequence[str]] = [
-        [*munged, f"--socket={folder}/munge.socket"],
+        ["munged", *munge(folder)],
         ["slurmctld", "-D", "-i"],
         *(
             [*apart, f"mount -t tmpfs tmpfs /dev/shm && exec slurmd -D -N node{n}"]

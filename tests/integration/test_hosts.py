@@ -59,13 +59,13 @@ work.wait()
 """
 
 
-def start(hosts: Hosts, *, jumps: bool) -> None:
-    """Start a rank on each host."""
+def start(hosts: Hosts, *, sleeper: int, jumps: bool = False) -> None:
+    """Start a rank on each host; `sleeper` never makes its last call."""
     program = hosts.folder / "program.py"
     program.write_text(PROGRAM)
     traced = (sys.executable, "-m", "ncclscope", "run", "--no-explain", "--dir", RINGS, "--")
     for rank, host in enumerate(hosts):
-        arguments = (rank, len(SKEWS), DIVERGING, int(jumps))
+        arguments = (rank, len(hosts.hosts), sleeper, int(jumps))
         hosts.run(host, *traced, sys.executable, program, *arguments, log=f"rank{rank}.log")
 
 
@@ -81,7 +81,7 @@ def wait_for(hosts: Hosts, word: str, ranks: set[int]) -> None:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Hosts of a job that hangs: rank 2 sleeps, and the clock of node-d has jumped an hour back."""
     with Hosts(tmp_path_factory.mktemp("hosts"), SKEWS) as hosts:
-        start(hosts, jumps=True)
+        start(hosts, sleeper=DIVERGING, jumps=True)
         wait_for(hosts, "calling", set(range(4)))
         hosts["node-d"].set_clock(-3600.0)
         (hosts.folder / "go").touch()

@@ -56,6 +56,8 @@ class KvPair:
         decode: Further options for the decode server.
         traced: Names of the servers that ncclscope records.
         transfer: Further settings of the connector, for both servers.
+        gpus: The GPUs of prefill and of decode, as in ``CUDA_VISIBLE_DEVICES``; none on the CPU.
+            Then a server has a worker for each.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class KvPair:
         decode: Sequence[str] = (),
         traced: Sequence[str] = ("prefill", "decode", "other"),
         transfer: Mapping[str, Any] | None = None,
+        gpus: tuple[str, str] | None = None,
     ) -> None:
         self.directory = directory
+        self._gpus = dict(zip(("prefill", "decode"), gpus, strict=True)) if gpus else {}
         self._lease = lease_seconds
         self._traced = traced
         self._transfer = transfer or {}
@@ -76,7 +80,7 @@ class KvPair:
         self._timing.mkdir(exist_ok=True)
         # One folder, since NIXL refuses to join models of different names.
         self._model = directory / "model"
-        if not self._model.exists():
+        if not self._model.exists() and not gpus:  # on GPUs the weights are random, by one seed
             self._model.mkdir()
             write_checkpoint(self._model, CONFIG)
         self.engines = {name: f"{name}-{uuid.uuid4().hex[:8]}" for name in ("prefill", "decode")}
@@ -93,39 +97,55 @@ class KvPair:
         transfer = {
             "kv_connector": "NixlConnector",
             "kv_role": role,
-            "kv_buffer_device": "cpu",
+            "kv_buffer_device": "cuda" if self._gpus else "cpu",
             "engine_id": self.engines[name],
             "kv_connector_extra_config": {"kv_lease_duration": self._lease},
             **self._transfer,
         }
+        given, environment = self._on_gpus(name) if self._gpus else self._on_cpu()
+        environment |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
+            "NCCLSCOPE_TEST_TIMING": str(self._timing),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (*map(str, PLUGINS), os.getenv("PYTHONPATH")))
+            ),
+        }
         return VllmServer(
             folder,
-            tensor_parallel_size=1,
-            checkpoint=True,
-            config=CONFIG,
             model=model,
             prefix=[*NCCLSCOPE, "run", "--dir", str(folder / "rings"), "--"]
             if name in self._traced
             else [],
-            environment={
-                "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
-                "UCX_TLS": "tcp,sm,self",
-                # Bound to one processor, threads of vLLM and UCX that poll keep others from it.
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "OMP_NUM_THREADS": "1",
-                "NCCLSCOPE_TEST_TIMING": str(self._timing),
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, (*map(str, PLUGINS), os.getenv("PYTHONPATH")))
-                ),
-            },
+            environment=environment,
             arguments=[
+                *given.pop("arguments", ()),
                 *("--block-size", str(BLOCK_SIZE)),
                 *("--distributed-executor-backend", "mp"),
                 *("--kv-transfer-config", json.dumps(transfer)),
                 *more,
             ],
+            **given,
         )
+
+    def _on_cpu(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return options and environment of a server on the CPU."""
+        environment = {
+            "UCX_TLS": "tcp,sm,self",
+            # Bound to one processor, threads of vLLM and UCX that poll keep others from it.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+        }
+        return {"tensor_parallel_size": 1, "checkpoint": True, "config": CONFIG}, environment
+
+    def _on_gpus(self, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return options and environment of a server on its GPUs."""
+        from tests.gpu.deployment import options
+
+        devices = self._gpus[name]
+        given = options(eager=True, shape=(devices.count(",") + 1, 1), memory=0.3, shared=True)
+        environment = given.pop("environment") | {"CUDA_VISIBLE_DEVICES": devices}
+        return given, environment
 
     def __enter__(self) -> KvPair:
         with ThreadPoolExecutor(2) as pool:

@@ -26,7 +26,7 @@ from ncclscope.analysis.sequences.survived import (
     find_survived,
 )
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
-from ncclscope.analysis.sequences.tie_breaks import majority_of_kind, suspect_of_pair
+from ncclscope.analysis.sequences.tie_breaks import broke_pattern, majority_of_kind, suspect_of_pair
 from ncclscope.analysis.waits.endings import interrupted_after, lost_by_peers
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
@@ -142,6 +142,9 @@ class Case(Records):
         for first in self.divergences:
             divergence: Divergence | None = first
             while divergence is not None and divergence.majority:
+                if broke_pattern(self, divergence):
+                    found.append(self._of_equal_weight(divergence))
+                    break
                 for group in divergence.groups[1:]:
                     singled.update(group)
                     found.append(
@@ -201,6 +204,8 @@ class Case(Records):
         """Describe a difference between two sides, neither of which is known to have diverged."""
         one, other = divergence.groups[:2]
         suspect, basis = suspect_of_pair(self, divergence) or ((), "")
+        if divergence.majority:
+            suspect, basis = one, "pattern"
         if suspect == one:
             one, other = other, one
         everybody = tuple(sorted(rank for group in divergence.groups for rank in group))

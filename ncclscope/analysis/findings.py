@@ -85,11 +85,13 @@ def from_difference(
     """
     decided = bool(difference.odd)
     facts = [f"{comm_text(difference.comm)}: {_agreement_before(difference)}"]
-    if decided:
+    others = [rank for rank in difference.peers if rank not in difference.suspect]
+    sides = (difference.odd, difference.peers) if decided else (difference.suspect, others)
+    if decided or len(sides[0]) > len(sides[1]):
         facts.append(
-            f"#{difference.seq}: {ranks_text(difference.odd)} posted "
+            f"#{difference.seq}: {ranks_text(sides[0])} posted "
             f"{call_text(difference.odd_call)}{site_text(difference.odd_call)}, "
-            f"{ranks_text(difference.peers)} {call_text(difference.peer_call)}"
+            f"{ranks_text(sides[1])} {call_text(difference.peer_call)}"
             f"{site_text(difference.peer_call)}"
         )
     else:

@@ -13,6 +13,8 @@ __all__ = ["Difference"]
 _REASONS = {
     "other communicators": "another communicator's majority identifies the diverging ranks",
     "habit": "{suspect} broke the pattern of calls that both ranks had repeated until then",
+    "pattern": "{suspect} broke the pattern of calls that all ranks had repeated until then; the "
+    "others are fewer, and kept it",
     "steps": "{suspect} posted another number of calls in one step than both ranks did in every "
     "step before it",
     "same kind": "the majority of other communicators of its kind identifies the diverging ranks",
@@ -34,7 +36,8 @@ class Difference:
         edits: The edits that turn the peers' sequence into the diverging one, from ``seq`` on.
         aligned: Pairs of a peer's and a diverging rank's calls around ``seq``.
         basis: The evidence that identifies the diverging ranks: ``majority``,
-            ``other communicators``, ``same kind``, or empty; for a suspect ``habit`` or ``steps``.
+            ``other communicators``, ``same kind``, or empty; for suspects ``habit``,
+            ``pattern`` or ``steps``.
         item: The recorded detail in which calls with equal signatures differ, such as "the lines
             they came from"; empty where the signatures differ.
         noticed: Where ``item`` moved the difference back: the first call whose signature differs.

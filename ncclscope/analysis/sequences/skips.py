@@ -169,10 +169,29 @@ class _Members:
         if not off:
             return
         if with_it > len(off):
-            yield from self._odd(reference, shifts, "majority")
+            yield from self._against(reference, shifts)
         elif len(shifts) == 1 and len(off) > with_it:
             others = [[rank for rank in self._logs if rank not in off]]
             yield from self._odd(off[0], self._shifts(off[0], others), "majority")
+
+    def _against(
+        self, reference: int, shifts: Mapping[Shift, Sequence[int]]
+    ) -> Iterator[Difference]:
+        """Yield the ranks shifted against a majority, or both sides if that broke the pattern."""
+        found = self._odd(reference, shifts, "majority")
+        if len(shifts) != 1:
+            yield from found
+            return
+        ((shift, off),) = shifts.items()
+        kept = self._by_habit(reference, off[0], shift.seq) == [True, False]
+        for difference in found:
+            if not kept:
+                yield difference
+                continue
+            everybody, suspect = tuple(sorted(self._logs)), difference.peers
+            turned = self._odd(off[0], self._shifts(off[0], [suspect]), "pattern")
+            for one in turned:
+                yield replace(one, odd=(), peers=everybody, suspect=suspect)
 
     def undecided(self, singled: set[int]) -> Iterator[Difference]:
         """Yield differences between two sides of equal size, decided by other communicators."""

@@ -1,7 +1,8 @@
-"""Identify the diverging side where the members have no majority.
+"""Identify the diverging side where a majority of the members does not.
 
 Communicators with the same role in other replicas are evidence. A pattern is not: if one of two
-ranks did what both had always done at this point, the other one is merely a suspect.
+ranks did what both had always done at this point, the other one is merely a suspect. So is a
+majority that broke a pattern which the other ranks kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ncclscope.analysis.sequences.align import Divergence
     from ncclscope.model.log import CallLog
 
-__all__ = ["majority_of_kind", "suspect_of_pair"]
+__all__ = ["broke_pattern", "majority_of_kind", "suspect_of_pair"]
 
 
 def majority_of_kind(records: Records, divergence: Divergence) -> tuple[int, ...] | None:
@@ -71,6 +72,17 @@ def suspect_of_pair(records: Records, divergence: Divergence) -> tuple[tuple[int
         return divergence.groups[by_habit], "habit"
     by_steps = _broke_steps(records, divergence, logs)
     return None if by_steps is None else (divergence.groups[by_steps], "steps")
+
+
+def broke_pattern(records: Records, divergence: Divergence) -> bool:
+    """Return whether a majority broke the pattern of calls that the other members kept.
+
+    Both may be the fault: the call that the majority skipped, or the branch that the others missed.
+    """
+    if len(divergence.groups) != 2 or divergence.absent:
+        return False
+    logs = [records.logs(divergence.comm.key)[group[0]] for group in divergence.groups]
+    return _broke_habit(logs, divergence.seq) == 0
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

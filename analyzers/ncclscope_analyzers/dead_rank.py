@@ -243,15 +243,19 @@ class DeadRank:
         )
         # Others may wait for it in other calls.
         waiting = tuple(own for own in waiting if self._has_posted(case, own, pending))
-        evidence = [
+        posted = (
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}, and rank {number} did not"
-        ]
+            f"{call_text(pending.call)}"
+        )
+        evidence = [posted if rank is None else f"{posted}, and rank {number} did not"]
         last, at_once = None, False
         if rank is None:
             evidence.append(f"no record of rank {number} was found")
-            if how != NO_RECORD:
-                evidence.append("a live process may have written no dump either")
+            evidence.append(
+                "its ring may lie on another host, or was not copied"
+                if how == NO_RECORD
+                else "a live process may have written no dump either"
+            )
         else:
             evidence.append(f"rank {number}: {how}")
             if at_once := case.lost_by_peers(rank):
@@ -274,6 +278,14 @@ class DeadRank:
             what = "dumps" if undumped else "record"
             who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
         likely = rank is None or silent or at_once
+        inferred = [_SILENT] if silent else []
+        candidates = set(lost)
+        if len(lost) > len(case.run.by_rank):
+            candidates.update(waiting)
+            inferred.append(
+                f"most records are missing: {ranks_text(waiting)} may have posted another call "
+                f"than the others"
+            )
         return Finding(
             kind=self.name,
             summary=(
@@ -283,14 +295,14 @@ class DeadRank:
             comm=pending.comm,
             seq=pending.call.seq,
             diverging_ranks=(number,) if alone else (),
-            candidate_ranks=() if alone else tuple(lost),
+            candidate_ranks=() if alone else tuple(sorted(candidates)),
             odd=last,
             peers=pending.call,
             confidence="ambiguous" if not alone else "likely" if likely else "certain",
             role="consequence" if consequence else "cause",
             analyzer=self.name,
             evidence=tuple(evidence),
-            inferred=(_SILENT,) if silent else (),
+            inferred=tuple(inferred),
         )
 
     def _has_posted(self, case: Case, number: int, pending: PendingCall) -> bool:

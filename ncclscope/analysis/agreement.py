@@ -19,7 +19,7 @@ from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence
-from ncclscope.model import Finding, Rank, Run
+from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.untrusted import printable
@@ -96,6 +96,13 @@ def judge_agreement(
             "incomplete",
             f"The records of {ranks_text(cut)} lack the last calls that their peers completed. The "
             f"others agree as far as they go.",
+        )
+    if any(rank.details.get("unsized") and _is_waiting(rank) for rank in run.ranks):
+        count = len(run.ranks)
+        return Agreement(
+            "unknown",
+            f"No dump shows how many ranks the job has: {plural(count, 'rank')} left one, and "
+            f"{'waits' if count == 1 else 'wait'} in a call that others may not have joined.",
         )
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
@@ -278,6 +285,12 @@ def _failures(run: Run) -> str:
     return " ".join(
         f"{ranks_text(ranks).capitalize()} ended with {error}." for error, ranks in errors.items()
     )
+
+
+def _is_waiting(rank: Rank) -> bool:
+    """Return whether a rank's last call has not completed."""
+    last = rank.last_call()
+    return last is not None and last.state is not State.COMPLETED
 
 
 def _past(case: Case, coverage: Coverage) -> Agreement:

@@ -12,7 +12,7 @@ __all__ = ["DAMAGED", "metadata_of", "read_about", "read_metadata", "read_uses"]
 DAMAGED = "damaged"
 """Kind of unseen calls whose records cannot be read."""
 
-_FLAGS = ("dumped", "splits", "tells")
+_FLAGS = ("dumped", "splits", "tells", "unsized")
 _TEXTS = ("ended_with", "probe_failed")
 _USES = ("probes", "unseen")
 _RING_TEXTS = ("device_progress", "run")

@@ -45,6 +45,7 @@ class Dump:
             aborted them, or the dump has later time stamps.
         tells: Whether it reports completion of each call.
         splits: Whether it holds the splits of all_to_all calls.
+        size: Minimum number of ranks of the job, from all groups that it describes.
     """
 
     groups: Mapping[Group, Held]
@@ -54,6 +55,7 @@ class Dump:
     overdue: Mapping[Group, tuple[Entry, ...]]
     tells: bool
     splits: bool
+    size: int
 
     @property
     def timed_out(self) -> int:
@@ -175,6 +177,8 @@ class DumpBuilder:
             splits=any(
                 entry.posted.out_sizes for held in self._groups.values() for entry in held.calls
             ),
+            # Gloo describes one group without a name.
+            size=1 + max((max(each.ranks) for each in self._members.values()), default=-1),
         )
 
     def _overdue(self, held: Held) -> tuple[Entry, ...]:

@@ -90,9 +90,12 @@ def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
     for comm in comms.values():
         comm.ranks = comm.group.ranks or _inferred(comm, world, by_rank)
     logs = _logs(by_rank, comms)
-    return others + [
+    found = [
         _rank(number, own, logs[number], comms, world) for number, own in sorted(by_rank.items())
     ]
+    if not _is_sized(by_rank, comms.values()):
+        found = [replace(rank, details={**rank.details, "unsized": True}) for rank in found]
+    return others + found
 
 
 def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
@@ -155,12 +158,18 @@ def _dumps(by_rank: Mapping[int, Sequence[Rank]]) -> Iterable[Dump]:
 
 def _world(by_rank: Mapping[int, Sequence[Rank]], comms: Iterable[_Comm]) -> int:
     """Return the number of ranks of the job."""
-    known = max(by_rank) + 1
+    known = max(max(by_rank) + 1, *(dump.size for dump in _dumps(by_rank)))
     for comm in comms:
         known = max(known, max(comm.group.ranks, default=-1) + 1)
         if _is_world(comm.group) and not comm.group.ranks and comm.size < 1 << 16:
             known = max(known, comm.size)
     return known
+
+
+def _is_sized(by_rank: Mapping[int, Sequence[Rank]], comms: Iterable[_Comm]) -> bool:
+    """Return whether the dumps show the number of ranks, and not only who left one."""
+    sized = any(comm.group.ranks or comm.size for comm in comms if _is_world(comm.group))
+    return sized or any(dump.size for dump in _dumps(by_rank))
 
 
 def _is_world(group: Group) -> bool:

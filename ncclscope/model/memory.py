@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,3 +122,18 @@ class Relabelled:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
+
+
+class Renamed(Relabelled):
+    """The same with another key, which its calls have, too."""
+
+    def _own(self, call: Call) -> Call:
+        return replace(call, comm=self.communicator.key)
+
+    def call(self, seq: int) -> Call:
+        """Return call number ``seq``."""
+        return self._own(self._log.call(seq))
+
+    def span(self, start: int, stop: int) -> Sequence[Call]:
+        """Return the calls in ``[start, stop)``, as far as they are kept."""
+        return [self._own(call) for call in self._log.span(start, stop)]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
-from ncclscope.model.memory import Relabelled
+from ncclscope.model.memory import Relabelled, Renamed
 from ncclscope.model.text import plural
 
 __all__ = ["separate_replicas", "span"]
@@ -46,7 +46,9 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
         f"{max(places) + 1} processes share each rank number: "
         f"the ranks of replica n are numbered from n x {size}"
     )
-    return [_moved(rank, place * size) for rank, place in zip(living, places, strict=True)]
+    moved = [_moved(rank, place * size) for rank, place in zip(living, places, strict=True)]
+    shared = _shared(living, places)
+    return [_apart(rank, place, shared) for rank, place in zip(moved, places, strict=True)]
 
 
 def _living(same: Sequence[Rank]) -> list[Rank]:
@@ -104,7 +106,7 @@ def _places(ranks: Sequence[Rank]) -> list[int]:
     """Return the replica number, from 0, of each process."""
     cohorts = _cohorts(ranks)
     if any(len({ranks[one].rank for one in cohort}) < len(cohort) for cohort in cohorts):
-        cohorts = [[one] for one in range(len(ranks))]  # the communicator keys are not unique
+        cohorts = _siblings(ranks)  # the communicator keys are not unique
     places = [0] * len(ranks)
     taken: set[tuple[int, int]] = set()
     for cohort in sorted(cohorts, key=lambda cohort: min(_order(ranks[one]) for one in cohort)):
@@ -130,6 +132,49 @@ def _cohorts(ranks: Sequence[Rank]) -> list[list[int]]:
     for one, cohort in enumerate(cohort_of):
         cohorts.setdefault(cohort, []).append(one)
     return list(cohorts.values())
+
+
+def _siblings(ranks: Sequence[Rank]) -> list[list[int]]:
+    """Return groups of processes that one process started; single ones where numbers repeat."""
+    families: dict[tuple[str, object], list[int]] = {}
+    for one, rank in enumerate(ranks):
+        families.setdefault((rank.host, rank.details.get("parent", -one - 1)), []).append(one)
+    found = list(families.values())
+    if any(len({ranks[one].rank for one in family}) < len(family) for family in found):
+        return [[one] for one in range(len(ranks))]
+    return found
+
+
+def _shared(ranks: Sequence[Rank], places: Sequence[int]) -> set[str]:
+    """Return the keys under which replicas recorded different communicators."""
+    seen: dict[str, set[tuple[int, int]]] = {}
+    for rank, place in zip(ranks, places, strict=True):
+        for key in rank.logs:
+            seen.setdefault(key, set()).add((place, rank.rank))
+    return {key for key, own in seen.items() if len({number for _, number in own}) < len(own)}
+
+
+def _apart(rank: Rank, place: int, shared: set[str]) -> Rank:
+    """Return a process whose communicators have keys that no other replica has."""
+    if not place or not shared & rank.logs.keys():
+        return rank
+    names = {key: f"{key}/replica-{place}" if key in shared else key for key in rank.logs}
+    logs = {
+        names[key]: log
+        if names[key] == key
+        else Renamed(log, replace(log.communicator, key=names[key]))
+        for key, log in rank.logs.items()
+    }
+    return replace(
+        rank,
+        logs=logs,
+        p2p={
+            names.get(key, key): [replace(call, comm=names.get(key, key)) for call in calls]
+            for key, calls in rank.p2p.items()
+        },
+        carried={names.get(key, key): count for key, count in rank.carried.items()},
+        places={names.get(key, key): at for key, at in rank.places.items()},
+    )
 
 
 def _order(rank: Rank) -> tuple[int, int, str, str, int]:

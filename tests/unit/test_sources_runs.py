@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope import Run, open_run
+from ncclscope import Run, diagnose, open_run
 from ncclscope.readers.jsonl import write_trace
 from tests.support.rings import fill, read, tracer_in
 
@@ -278,3 +278,22 @@ def test_members_that_knew_less_do_not_make_others_forget(tmp_path: Path) -> Non
         tracer.record(tracer.communicator("k", label, ranks), "barrier")
     run = open_run(tmp_path)
     assert (run.communicators["k"].label, run.communicators["k"].ranks) == ("tp:0", (0, 1))
+
+
+def test_replicas_whose_keys_are_alike_keep_their_communicators_apart(tmp_path: Path) -> None:
+    """As of two jobs that one command starts, each over a file of its own."""
+    for pid, rank, parent, calls in ((11, 0, 1, 4), (12, 0, 2, 4), (13, 1, 1, 3), (14, 1, 2, 3)):
+        ring(tmp_path, rank, "same", calls=calls, pid=pid, parent=parent)
+
+    run = open_run(tmp_path)
+
+    assert keys(run) == {0: ["same"], 1: ["same"], 2: ["same/replica-1"], 3: ["same/replica-1"]}
+    assert {rank.rank: rank.pid for rank in run.ranks} == {0: 11, 1: 13, 2: 12, 3: 14}
+    assert {key: comm.ranks for key, comm in run.communicators.items()} == {
+        "same": (0, 1),
+        "same/replica-1": (2, 3),
+    }
+    last = run.by_rank[3].last_call()
+    assert last is not None
+    assert last.comm == "same/replica-1"
+    assert diagnose(run).status != "ok"

@@ -31,6 +31,8 @@ WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
 _AGAIN = 2
 """Earlier calls from a line that is in the main loop of a server."""
+_PAUSE_SECONDS = 30.0
+"""A rank that saves, evaluates or reads is often silent for nearly as long."""
 _COPIED_SECONDS = 6 * 3600.0
 """A dump that was written longer than this after its last call is more likely a copy."""
 
@@ -98,7 +100,7 @@ def unless_ended_well(case: Case, finding: Finding) -> Finding:
 def unless_slow(case: Case, finding: Finding) -> Finding:
     """Return a finding about late ranks, as latent where such pauses are usual for them.
 
-    Below the common threshold, cap the confidence: a killed process might still have joined.
+    After a short wait, cap the confidence: a killed process might still have joined.
     """
     if finding.role != "cause" or finding.kind != "not_joined" or finding.comm is None:
         return finding
@@ -115,7 +117,7 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
             confidence="ambiguous",
             role="latent",
         )
-    if finding.confidence == "certain" and case.quiet is not None and case.quiet < HANG_SECONDS:
+    if finding.confidence == "certain" and case.quiet is not None and case.quiet < _PAUSE_SECONDS:
         return replace(
             finding,
             confidence="likely",

@@ -145,3 +145,17 @@ def test_ranks_that_ended_in_order_left_early_or_were_done(
         cluster.tracers[rank].close()
 
     assert _answer(_cause(cluster)) == expected
+
+
+@pytest.mark.parametrize(("seconds", "confidence"), [(20.0, "likely"), (40.0, "certain")])
+def test_a_rank_that_was_killed_soon_may_only_have_been_late(
+    cluster_of: ClusterOf, seconds: float, confidence: str
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", done=False)
+
+    cause = cluster.verdict(quiet=seconds).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("not_joined", (2,), confidence)

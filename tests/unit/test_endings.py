@@ -349,3 +349,32 @@ def test_who_cannot_connect_to_a_store_waits_for_its_server(
     assert cause.kind == "init_stalled"
     assert expected in cause.summary
     assert ("set it" in cause.summary) == ("set it" in expected)
+
+
+def test_ranks_that_lost_the_connection_to_ended_ones_are_no_candidates(tmp_path: Path) -> None:
+    """As in a pipeline: two stages fail by an error of their own, the third in its receive."""
+    cluster = Cluster(tmp_path, 3)
+    cluster.history("world", 2)
+    cluster.post([1], "world", "send", shape=(4, 32), redop=None, peer=2)
+    cluster.post([2], "world", "recv", shape=(4, 32), redop=None, peer=1, done=False)
+    for rank, error in ((0, "ValueError: grad"), (1, "ValueError: grad"), (2, LOST)):
+        cluster.tracers[rank].describe(ended_with=error)
+
+    cause = cluster.verdict(quiet=0.1).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("dead_rank", (0, 1))
+    assert not any("not recorded" in line for line in cause.inferred)
+
+
+def test_groups_that_were_made_are_no_calls_of_a_dead_rank(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    cluster.post(range(3), "groups", "new_group", shape=None, dtype=None)
+    cluster.history("world", 4)
+    cluster.post([0, 1], "world", done=False)
+    cluster.tracers[2].close()
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert any(line.startswith("it made 4 calls") for line in cause.evidence), cause.evidence

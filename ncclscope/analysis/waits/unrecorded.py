@@ -22,7 +22,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
 
 __all__ = ["ANALYZER", "left_inside", "lost_connections", "waiting_unrecorded"]
@@ -182,6 +182,7 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         return
     ends = (f"{rank_text(case.run, rank)} {_ending(errors.get(rank))}" for rank in first[:4])
     how = "; ".join(ends)
+    inside = [rank for rank in lost if _in_transfer(case.run.by_rank[rank])]
     yield Finding(
         kind="dead_rank",
         summary=(
@@ -192,12 +193,18 @@ def lost_connections(case: Case) -> Iterator[Finding]:
             f"which rank ended first."
         ),
         diverging_ranks=first if alone else (),
-        candidate_ranks=() if alone else tuple(rank.rank for rank in case.run.ranks),
+        candidate_ranks=() if alone else first or lost,
         confidence="likely" if alone else "ambiguous",
         analyzer=ANALYZER,
         evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
-        inferred=("the connection was lost in a call that is not recorded",),
+        inferred=() if inside else ("the connection was lost in a call that is not recorded",),
     )
+
+
+def _in_transfer(rank: Rank) -> bool:
+    """Return whether a send or receive of a rank has not completed."""
+    last = rank.last_transfers().values()
+    return any(call.state is not State.COMPLETED for call in last)
 
 
 def _alone_in_a_call(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
+from ncclscope.analysis.waits.endings import failed
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -79,7 +80,7 @@ class DeadRank:
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
-            if rank.exited and finding.role == "cause":
+            if rank.exited and not failed(rank) and finding.role == "cause":
                 yield from self._left_early(case, finding, waiting)
             else:
                 yield finding

@@ -378,3 +378,20 @@ def test_groups_that_were_made_are_no_calls_of_a_dead_rank(tmp_path: Path) -> No
 
     assert cause is not None
     assert any(line.startswith("it made 4 calls") for line in cause.evidence), cause.evidence
+
+
+@pytest.mark.parametrize("error", ["RuntimeError: planted", LOST, ""])
+def test_of_a_pair_the_rank_that_failed_is_named(tmp_path: Path, error: str) -> None:
+    """Near misses: a normal exit may be too early, and a lost connection is a consequence."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world", 3)
+    cluster.post([0], "world", done=False)
+    if error:
+        cluster.tracers[1].describe(ended_with=error)
+    cluster.tracers[1].close()
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    named = (1,) if error == "RuntimeError: planted" else ()
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", named)

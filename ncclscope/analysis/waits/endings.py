@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.waits.waits import Waits
 
-__all__ = ["interrupted_after", "lost_by_peers"]
+__all__ = ["failed", "interrupted_after", "lost_by_peers"]
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
@@ -22,6 +22,12 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 """How gloo and NCCL report that the process on the other side is gone."""
+
+
+def failed(rank: Rank) -> bool:
+    """Return whether a process ended with an exception other than a lost connection."""
+    error = rank.details.get("ended_with")
+    return bool(error) and not _LOST.search(str(error))
 
 
 def interrupted_after(records: Records, rank: Rank) -> float | None:

@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.sequences.habit import PAST, follows, habit_of, in_step
+from ncclscope.analysis.sequences.habit import (
+    PAST,
+    Habit,
+    expected_next,
+    follows,
+    habit_of,
+    in_step,
+)
 from ncclscope.analysis.sequences.step_rhythm import broke_rhythm
 
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.align import Divergence
+    from ncclscope.model import Call
     from ncclscope.model.log import CallLog
 
 __all__ = ["broke_pattern", "majority_of_kind", "suspect_of_pair"]
@@ -78,11 +86,19 @@ def broke_pattern(records: Records, divergence: Divergence) -> bool:
     """Return whether a majority broke the pattern of calls that the other members kept.
 
     Both may be the fault: the call that the majority skipped, or the branch that the others missed.
+    The pattern is of lines, too, so that a call from a new line belongs to none.
     """
     if len(divergence.groups) != 2 or divergence.absent:
         return False
     logs = [records.logs(divergence.comm.key)[group[0]] for group in divergence.groups]
-    return _broke_habit(logs, divergence.seq) == 0
+    broke, kept = (_step(log.call(divergence.seq)) for log in logs)
+    start = max(divergence.seq - PAST, *(log.first for log in logs))
+    pasts = [[_step(call) for call in log.span(start, divergence.seq)] for log in logs]
+    return pasts[0] == pasts[1] and expected_next(pasts[0], broke, kept) == kept
+
+
+def _step(call: Call) -> tuple[Habit, str | None, str | None]:
+    return habit_of(call), call.site, call.user_site
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

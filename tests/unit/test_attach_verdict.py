@@ -286,6 +286,20 @@ def test_a_rank_that_cannot_be_read_is_not_blamed() -> None:
     assert (finding.role, finding.candidate_ranks) == ("latent", (2,))
 
 
+@pytest.mark.parametrize("gap", [2.0, 12.0])
+def test_launchers_that_wait_for_what_they_started_are_not_idle_ranks(gap: float) -> None:
+    spawn = stack(
+        "spawn2.py:14 <module>",
+        "torch/multiprocessing/spawn.py:296 start_processes",
+        "torch/multiprocessing/spawn.py:140 join",
+        "multiprocessing/connection.py:947 wait",
+    )
+    verdict = judged(worker(0, spawn), worker(1, spawn), gap=gap)
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "(waits for processes that it started)" in verdict.summary
+
+
 # --- loops ------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,8 @@ starved. Two threads that spin on one processor have none half of the time."""
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
+_BEHIND = frozenset({"lock", "queue", "started"})
+"""Waits of a main thread that may be for another thread, which posts."""
 _REASONS = {
     "child": "waits for a child process",
     "data": "waits for its data loader",
@@ -49,6 +51,7 @@ _REASONS = {
     "poll": "polls",
     "sleep": "sleeps",
     "socket": "waits for a socket",
+    "started": "waits for processes that it started",
 }
 
 
@@ -60,8 +63,8 @@ class Motion:
         worker: The process.
         condition: ``moving``, ``still``, ``stopped`` (by a signal), ``ended`` or ``unread``.
         waits: What it waits for: ``collective`` or ``device``; or without a peer: ``queue`` (for
-            work), ``lock``, ``file``, ``socket``, ``data``, ``child``, ``sleep``, ``poll``; None
-            where that is not known.
+            work), ``lock``, ``file``, ``socket``, ``data``, ``child``, ``started`` (processes),
+            ``sleep``, ``poll``; None where that is not known.
         op: The collective that it is in; also ``new_group``, ``store``, ``wait``, ``p2p``, or the
             function of torch.distributed that it is in.
         unrecorded: Whether C++ posted that collective, so that only its caller is known: ``op`` is
@@ -312,7 +315,9 @@ def _sample(stacks: Stacks) -> _Sample:
     # Another thread may post the collective while the main one waits for it, as in a backward,
     # whose hooks run on the threads of the devices.
     posting = [one for one in found if one.waits == "collective"]
-    is_behind = main.waits in ("lock", "queue") or unrecorded_of(main.frames) == "backward"
+    is_behind = (
+        main.waits in ("lock", "queue", "started") or unrecorded_of(main.frames) == "backward"
+    )
     return posting[0] if posting and is_behind else main
 
 

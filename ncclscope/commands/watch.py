@@ -258,6 +258,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
     """Print one verdict, on the running job or on the records of an ended one."""
     from ncclscope.render.console.terminal import stdout_console
     from ncclscope.render.console.verdict import print_verdict
+    from ncclscope.ring.place import rings_elsewhere
     from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
     poll = watcher.poll()
@@ -268,9 +269,10 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
     if verdict is None:
         if not poll.ranks:
             named = " ".join(watcher.sources)
-            advice = "; ".join(
-                (*watcher.notes[:1], "for a job that was not traced: ncclscope attach")
-            )
+            places = filter(None, map(rings_elsewhere, arguments.directories))
+            moved = [f"rings for which there was no room are in {place}" for place in places]
+            untraced = "for a job that was not traced: ncclscope attach"
+            advice = "; ".join((*watcher.notes[:1], *(moved or [untraced])))
             raise NothingFoundError(f"{named}: no ring found", advice)
         verdict = watcher.last_word()
     if arguments.json:

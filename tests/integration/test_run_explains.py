@@ -8,11 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ncclscope import diagnose, open_run
+from ncclscope.errors import NothingFoundError
 from tests.support.programs import ROOT
 
 RUN = (sys.executable, "-m", "ncclscope", "run")
@@ -109,6 +113,45 @@ def test_a_hang_is_explained_once_and_kept(command: list[str], tmp_path: Path) -
     assert f"ncclscope: bundle: {bundle}\n" in done.stderr
     assert json.loads((bundle / "verdict.json").read_text())["verdict"]["diverging_ranks"] == [1]
     assert "ncclscope: killed: " in done.stderr
+
+
+@pytest.fixture(params=[64, 3], ids=["empty pointers", "no pointers"])
+def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A full file system, on which empty files may still be made, or not even these."""
+    point = tmp_path / "full"
+    point.mkdir()
+    options = f"size=200k,nr_inodes={request.param}"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(point)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    with (point / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    yield point
+    subprocess.run(["umount", str(point)], check=True)
+
+
+def test_a_hang_is_explained_although_the_rings_directory_is_full(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    bundle = ("--bundle", str(tmp_path / "kept"))
+    command = [*RUN, "--dir", str(full / "rings"), "--stall", "2", *bundle, "--kill-after", "2"]
+    done = ended(command, "skip", "wait")
+
+    assert done.stderr.count("DIVERGED") == 1
+    assert "3 rings written" in done.stderr
+    (advice,) = (line for line in done.stderr.splitlines() if "ncclscope diagnose" in line)
+    place = advice.rpartition(" ")[2]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert diagnose(open_run(place)).status == "diverged"
+    if os.statvfs(full).f_files > 3:
+        assert place == str(full / "rings")
+    else:
+        with pytest.raises(NothingFoundError) as error:
+            open_run(full / "rings")
+        assert str(error.value).endswith(f"had no room are in {place}")
 
 
 def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]) -> None:

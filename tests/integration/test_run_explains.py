@@ -86,6 +86,35 @@ for _ in range(3):
 """
 
 
+RESTARTS = """
+import os, signal, time
+import ncclscope
+
+def start(generation, rank):
+    pid = os.fork()
+    if pid:
+        return pid
+    tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=rank, world_size=2)
+    world = tracer.communicator(f"world {generation}", "world", [0, 1], "gloo")
+    for step in range(6 if generation else 2):
+        tracer.complete(tracer.record(world, "all_reduce", shape=(4,), dtype="float32"))
+        time.sleep(0.5)
+    if generation == 0 and rank == 0:
+        tracer.record(world, "all_reduce", shape=(4,), dtype="float32")
+        signal.pause()
+    tracer.close()
+    os._exit(0)
+
+for generation in range(2):
+    ranks = [start(generation, rank) for rank in range(2)]
+    if generation == 0:
+        time.sleep(6)
+        os.kill(ranks[0], signal.SIGKILL)
+    for pid in ranks:
+        os.waitpid(pid, 0)
+"""
+
+
 @pytest.fixture
 def command(rings: Path, tmp_path: Path) -> list[str]:
     """`run` with a directory for bundles, up to its options."""
@@ -238,6 +267,21 @@ def test_a_rank_that_was_only_late_is_reported_as_arrived(command: list[str]) ->
     assert done.returncode == 0
     assert done.stderr.count("HUNG") == 1
     assert done.stderr.count("ncclscope: the job moves on: who was waited for was late\n") == 1
+
+
+def test_a_restarted_job_was_not_late(command: list[str]) -> None:
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", RESTARTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("HUNG") == 1
+    assert "late" not in done.stderr
+    restarted = "the job was restarted: new processes replace those of this verdict"
+    assert done.stderr.count(f"ncclscope: {restarted}\n") == 1
 
 
 def test_a_job_that_failed_before_the_first_poll_is_explained_at_its_end(

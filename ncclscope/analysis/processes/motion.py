@@ -34,6 +34,10 @@ BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05
 """Share of a core below which a thread computes nothing; polling takes less."""
+STARTED_BUSY = 0.1
+"""The same for all processes that a rank has started: it may wait for one that shares a core."""
+MOVED_BYTES = 1 << 16
+"""Bytes that a rank reads and writes between two samples, above which it makes progress."""
 STARVED = 0.6
 """Share of the time for which a thread that is ready to run has no processor, above which it is
 starved. Two threads that spin on one processor have none half of the time."""
@@ -301,6 +305,20 @@ def _activity(
         return f"it went to sleep and woke {rate:.0f} times a second"
     if waits in (None, "sleep", "file") and main_cpu > BUSY:
         return f"it took {main_cpu:.0%} of a core"
+    return "" if waits in ("collective", "device") else _work_beside(worker, waits, gap)
+
+
+def _work_beside(worker: Worker, waits: str | None, gap: float) -> str:
+    """Return what a rank whose main thread rests gets done by others: processes, or files."""
+    if len(worker.samples) < 2:
+        return ""
+    first, last = worker.samples[0], worker.samples[-1]
+    share = (last.started_cpu_seconds - first.started_cpu_seconds) / max(gap, 0.001)
+    if share > STARTED_BUSY:
+        return f"processes that it started took {share:.0%} of a core"
+    size = last.io_bytes - first.io_bytes
+    if waits != "queue" and size > MOVED_BYTES:
+        return f"it read and wrote {size / 1e6:.1f} MB"
     return ""
 
 

@@ -61,7 +61,7 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 _SERVES = re.compile(r"engine|^\S+::(?:DPCoordinator|APIServer)", re.IGNORECASE)
 """Titles of processes that do not take part in the ranks' collectives."""
 _CUDA_DEVICE = Path("/dev/nvidiactl")
-_COMMUNICATES = re.compile(r"gloo|nccl", re.IGNORECASE)
+_COMMUNICATES = re.compile(r"gloo|nccl(?!scope)", re.IGNORECASE)
 _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
 """Seconds to wait for the command line of a process in state D (uninterruptible sleep)."""

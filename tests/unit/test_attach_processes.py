@@ -257,6 +257,18 @@ def test_of_a_named_launcher_the_note_names_what_it_started(shown: bool) -> None
         )
 
 
+def test_a_thread_of_ncclscope_run_is_no_communication() -> None:
+    name = "open('/proc/self/comm', 'w').write('ncclscope'); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", name]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = describe(process.pid)
+        process.communicate("\n")
+    assert (found.name, found.communicates) == ("ncclscope", False)
+
+
 NAP = "print(flush=True); input()"
 
 

@@ -30,7 +30,7 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
-from ncclscope.ring.place import fallback_of, rings_elsewhere
+from ncclscope.ring.place import fallback_of, moved_text
 from ncclscope.untrusted import MAX_RANKS, open_regular, printable
 
 __all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
@@ -233,11 +233,7 @@ def follow_pointer(pointer: Path) -> Iterator[Path]:
 
 def _advice(paths: Iterable[Path]) -> str:
     """Return what to name instead of paths without any record."""
-    found = [place for path in sorted(paths) if (place := rings_elsewhere(path)) is not None]
-    if found:
-        listed = " ".join(printable(str(place)) for place in found)
-        return f"rings for which a directory of this name had no room are in {listed}"
-    return (
+    return moved_text(sorted(paths)) or (
         "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`; for a job that runs "
         "now: ncclscope attach"
     )

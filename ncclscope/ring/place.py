@@ -13,14 +13,16 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.errors import RingError
 from ncclscope.private import make_private
 from ncclscope.ring import layout
+from ncclscope.untrusted import printable
 
-__all__ = ["RingPlace", "fallback_of", "leave_pointer", "make_file", "rings_elsewhere"]
+__all__ = ["RingPlace", "fallback_of", "leave_pointer", "make_file", "moved_text"]
 
 SHARE = 8
 """A ring may take at most 1/SHARE of the free space."""
@@ -86,10 +88,17 @@ def fallback_of(directory: Path, owner: int | None = None) -> Path:
     return Path(tempfile.gettempdir(), f"ncclscope-{uid}", name)
 
 
-def rings_elsewhere(directory: Path) -> Path | None:
+def _rings_elsewhere(directory: Path) -> Path | None:
     """Return the directory that takes rings for which this one has no room, if it holds some."""
     fallback = fallback_of(directory)
     return fallback if any(fallback.glob(f"*{layout.SUFFIX}")) else None
+
+
+def moved_text(directories: Iterable[Path]) -> str:
+    """Return where rings are for which directories without rings may have had no room."""
+    found = [str(place) for place in map(_rings_elsewhere, directories) if place is not None]
+    listed = printable(" ".join(found))
+    return f"rings for which a directory of this name had no room are in {listed}" if found else ""
 
 
 def leave_pointer(directory: Path, path: Path) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "idle_launchers",
     "is_launcher",
     "meeting_points",
+    "with_ranks_below",
     "without_relatives",
     "without_supervisors",
 ]
@@ -116,6 +117,40 @@ def without_supervisors(workers: Sequence[Candidate]) -> list[Candidate]:
         if not (_shows_rank(one) or one.communicates) and (by_variable or one.pid in above)
     }
     return [one for one in workers if one.pid not in others]
+
+
+def with_ranks_below(
+    named: Sequence[Candidate], below: Callable[[int], Sequence[Candidate]]
+) -> list[Candidate]:
+    """Replace each process that is no rank by the ranks among its descendants, if it has any.
+
+    A script that calls torch.multiprocessing.spawn below torchrun has a RANK, as its children
+    have; only they make process groups. The agent of torchrun has none.
+
+    Args:
+        named: The processes that the user named.
+        below: Return the descendants of a process, described.
+    """
+    found: dict[int, Candidate] = {}
+    for one in named:
+        started = () if _takes_part(one) else tuple(_ranks_among(below(one.pid), one))
+        found.update({worker.pid: worker for worker in started or (one,)})
+    return list(found.values())
+
+
+def _ranks_among(descendants: Sequence[Candidate], above: Candidate) -> Iterable[Candidate]:
+    numbers = [above.environment.get(name) for name in _RANKS]
+    for one in descendants:
+        is_numbered = one.python and one.integer(*_RANKS) is not None
+        has_own = is_numbered and numbers != [one.environment.get(name) for name in _RANKS]
+        is_rank = _takes_part(one) or has_own
+        if is_rank and one.name != _LOADER and not is_launcher(one.words):
+            yield one
+
+
+def _takes_part(one: Candidate) -> bool:
+    """Return whether a process shows that it takes part in collectives."""
+    return bool(one.rings) or one.communicates or is_worker_title(one.title)
 
 
 def _shows_rank(one: Candidate) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from ncclscope.attach.blocked import blocked_in
@@ -16,10 +17,11 @@ from ncclscope.model.snapshot import ProcessSample
 from ncclscope.procfs import processor_wait
 from ncclscope.untrusted import printable
 
-__all__ = ["read_sample", "state_of"]
+__all__ = ["read_sample", "started_seconds", "state_of"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
+_GENERATIONS = 16
 _ENDED = ProcessSample(state="X")
 
 
@@ -43,6 +45,7 @@ def read_sample(pid: int) -> ProcessSample:
             cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
             main_cpu_seconds=(int(main[11]) + int(main[12])) / _TICKS,
             main_delayed_seconds=processor_wait(pid) or 0.0,
+            io_bytes=0 if main[0] == "D" else _io_bytes(home),
             switches=_switches(home),
             wchan=wchan,
             threads=_threads(home),
@@ -53,9 +56,43 @@ def read_sample(pid: int) -> ProcessSample:
         return _ENDED
 
 
+def started_seconds(pids: Collection[int]) -> dict[int, float]:
+    """Return the CPU time of what each rank has started, in seconds.
+
+    Processes below another rank count for that one, and those that a rank has waited for count.
+
+    Args:
+        pids: Pids of all ranks.
+    """
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for name in filter(str.isdecimal, os.listdir(_PROC)):
+        try:
+            fields = _fields(_PROC / name)
+            waited = int(fields[13]) + int(fields[14])
+            own = 0 if int(name) in pids else int(fields[11]) + int(fields[12])
+            parents[int(name)], ticks[int(name)] = int(fields[1]), own + waited
+        except (OSError, IndexError, ValueError):  # it has ended meanwhile
+            continue
+    found = dict.fromkeys(pids, 0.0)
+    for pid, used in ticks.items():
+        for _ in range(_GENERATIONS):
+            if pid in found or pid not in parents:
+                break
+            pid = parents[pid]
+        if pid in found:
+            found[pid] += used / _TICKS
+    return found
+
+
 def _fields(place: Path) -> list[str]:
     """Return a stat file's fields from the state on; the name before may hold ``)`` and blanks."""
     return _text(place / "stat", strict=True).rpartition(")")[2].split()
+
+
+def _io_bytes(home: Path) -> int:
+    lines = (line.partition(":") for line in _text(home / "io").splitlines())
+    return sum(int(value) for name, _, value in lines if name in ("rchar", "wchar"))
 
 
 def _switches(home: Path) -> int:

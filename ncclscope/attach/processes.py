@@ -24,6 +24,7 @@ from ncclscope.attach.kinship import (
     idle_launchers,
     is_launcher,
     meeting_points,
+    with_ranks_below,
     without_relatives,
     without_supervisors,
 )
@@ -60,7 +61,7 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 _SERVES = re.compile(r"engine|^\S+::(?:DPCoordinator|APIServer)", re.IGNORECASE)
 """Titles of processes that do not take part in the ranks' collectives."""
 _CUDA_DEVICE = Path("/dev/nvidiactl")
-_COMMUNICATES = re.compile(r"gloo|nccl", re.IGNORECASE)
+_COMMUNICATES = re.compile(r"gloo|nccl(?!scope)", re.IGNORECASE)
 _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
 """Seconds to wait for the command line of a process in state D (uninterruptible sleep)."""
@@ -122,6 +123,7 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
     Args:
         pids: Pids that the user named; if empty, search all processes. Engine cores are left
             out if their workers are among them, and processes without a rank if others have one.
+            The ranks that a launcher has started replace it.
 
     Raises:
         UsageError: There are no workers, or they belong to several jobs.
@@ -130,7 +132,8 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
         for pid in pids:
             if state_of(pid) == "X":
                 raise UsageError(f"there is no process {pid}", "give the pids of running workers")
-        named = [describe(pid) for pid in dict.fromkeys(pids)]
+        described = [describe(pid) for pid in dict.fromkeys(pids)]
+        named = with_ranks_below(described, _descendants)
         return _without_engines(without_supervisors(without_relatives(named)))
     own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = [describe(pid) for pid in psutil.pids() if pid not in own and _may_be_python(pid)]
@@ -138,13 +141,53 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
 
 
 def left_out(pids: Sequence[int], workers: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return a note on the processes that the user named and that are not among the workers."""
+    """Return notes on the processes that the user named and that are not among the workers."""
     kept = {one.pid for one in workers}
-    others = [str(pid) for pid in dict.fromkeys(pids) if pid not in kept]
-    if not others:
-        return ()
-    what = f"process {others[0]} is" if len(others) == 1 else f"processes {' '.join(others)} are"
-    return (f"{what} left out: no rank, but a launcher, an engine or a helper of the ranks",)
+    others = [pid for pid in dict.fromkeys(pids) if pid not in kept]
+    added = [one for one in workers if one.pid not in pids] if pids else []
+    above = {pid for one in added for pid in (one.parent, *one.ancestors)}
+    replaced = [pid for pid in others if pid in above]
+    rest = [pid for pid in others if pid not in above]
+    notes = []
+    if replaced:
+        listed = " ".join(map(str, sorted(one.pid for one in added)))
+        what = "no rank; what it" if len(replaced) == 1 else "no ranks; what they"
+        notes.append(f"{_be(replaced)} {what} started is sampled instead: {listed}")
+    if rest:
+        notes.append(
+            f"{_be(rest)} left out: no rank, but a launcher, an engine or a helper of the ranks"
+        )
+    return (*notes, *_unknown_children(workers))
+
+
+def _be(pids: Sequence[int]) -> str:
+    listed = " ".join(map(str, pids))
+    return f"process {listed} is" if len(pids) == 1 else f"processes {listed} are"
+
+
+def _unknown_children(workers: Sequence[Candidate]) -> Iterable[str]:
+    """Yield a note on each process that shows no group and has started Python processes."""
+    for one in workers:
+        if one.rings or one.communicates or is_worker_title(one.title):
+            continue
+        children = [
+            child.pid
+            for child in _descendants(one.pid)
+            if child.python and not is_launcher(child.words)
+        ]
+        if children:
+            yield (
+                f"process {one.pid} may be a launcher and no rank: name the ranks among what it "
+                f"started, {' '.join(map(str, children))}"
+            )
+
+
+def _descendants(pid: int) -> list[Candidate]:
+    """Return what is known about the processes below one, without this process."""
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(pid).children(recursive=True)
+        return [describe(one.pid) for one in below if one.pid != os.getpid()]
+    return []
 
 
 def choose_job(found: Iterable[Candidate]) -> list[Candidate]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.attach import environment as machine
 from ncclscope.attach.gpu import Nvml, open_nvml
-from ncclscope.attach.proc_sample import read_sample
+from ncclscope.attach.proc_sample import read_sample, started_seconds
 from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import GpuSample, ProcessSample, Source, Stacks, Worker
 
@@ -51,7 +51,10 @@ class ProcessReader:
 
     def read(self) -> Sample:
         """Take one sample of every process and GPU."""
-        processes = {pid: read_sample(pid) for pid in self._pids}
+        started = started_seconds(self._pids)
+        processes = {
+            pid: replace(read_sample(pid), started_cpu_seconds=started[pid]) for pid in self._pids
+        }
         gpus = () if isinstance(self._nvml, str) else self._nvml.read()
         return Sample(self._stacks(), processes, gpus)
 

@@ -42,7 +42,8 @@ class AttachCommand:
             nargs="*",
             type=_pid,
             metavar="PID",
-            help="Process ids of workers (default: all workers on this host, found by their title "
+            help="Process ids of workers, or of launchers, in whose place the ranks that they "
+            "started are examined (default: all workers on this host, found by their title "
             "VLLM::Worker_..., by RANK in their environment, or by their ring)",
         )
         add_json_option(parser, "verdict")

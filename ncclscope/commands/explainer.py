@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 __all__ = ["Explainer"]
@@ -26,25 +26,36 @@ class Explainer:
     them explains.
 
     Args:
-        directory: Directory of the rings.
+        directory: Requested directory of the rings.
         options: Options of ``ncclscope watch``.
+        places: Return the directories where the rings are.
     """
 
-    def __init__(self, directory: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, options: Sequence[str], places: Callable[[], list[Path]]
+    ) -> None:
         self._directory = directory
         self._options = options
+        self._places = places
+        self._watched: list[Path] = []
         self._first: bool | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Begin to watch, unless nobody has recorded yet or another process watches already."""
-        if self._process is not None or not any(self._directory.glob("*.ring*")):
+        """Begin to watch, unless nobody has recorded yet or another process watches already.
+
+        Later rings may have found no room where the first are; then begin again, with both places.
+        """
+        places = self._places()
+        if set(places) <= set(self._watched):
             return
         if self._is_first():
+            self.end()
+            self._watched = places
             with contextlib.suppress(OSError):
                 self._process = subprocess.Popen(
                     [
-                        *(sys.executable, "-m", "ncclscope", "watch", str(self._directory)),
+                        *(sys.executable, "-m", "ncclscope", "watch", *map(str, places)),
                         *("--explain", "--while-pid", str(os.getpid())),
                         *("--interval", str(_INTERVAL)),
                         *self._options,
@@ -71,7 +82,7 @@ class Explainer:
         """Print the verdict on a program that has failed, if its ranks had diverged or hung."""
         if not self._is_first():
             return
-        command = [sys.executable, "-m", "ncclscope", "diagnose", str(self._directory)]
+        command = [sys.executable, "-m", "ncclscope", "diagnose", *map(str, self._places())]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
                 command, capture_output=True, timeout=_DIAGNOSE_SECONDS, check=False

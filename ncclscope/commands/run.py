@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ncclscope.commands.explainer import Explainer
@@ -22,6 +22,7 @@ from ncclscope.errors import UsageError
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
 from ncclscope.ring import layout
+from ncclscope.ring.place import fallback_of
 from ncclscope.tracing import session
 
 __all__ = ["RunCommand"]
@@ -85,21 +86,20 @@ class RunCommand:
             raise UsageError(f"cannot run {command[0]}: {_why_not(command[0])}")
         options = _watch_options(arguments)
         directory = _made(arguments.dir) if arguments.dir else _default_directory()
-        before = set(_rings(directory))
+        rings = _NewRings(directory)
         say(f"rings go to {directory}")
         if os.environ.get("NCCLSCOPE") == "0":
             say("NCCLSCOPE=0 is set: nothing will be traced")
-        explainer = None if arguments.no_explain else Explainer(directory, options)
+        explainer = None if arguments.no_explain else Explainer(directory, options, rings.places)
         try:
             status = _supervise(command, _environment(directory), explainer)
         finally:
             explained = explainer is not None and explainer.end()
-        written = len(set(_rings(directory)) - before)
-        if written:
+        if written := rings.count():
             if explainer is not None and status and not explained:
                 explainer.explain_end()
             say(f"{written} ring{'s' * (written > 1)} written")
-            say(f"ncclscope diagnose {shlex.quote(str(directory))}")
+            say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
         else:
             say("no ring was written: no Python process made a process group of two or more")
         return status
@@ -180,11 +180,38 @@ def _default_directory() -> Path:
     raise UsageError("no directory for the rings can be made", "name one with --dir")
 
 
-def _rings(directory: Path) -> Iterator[str]:
+class _NewRings:
+    """The rings that a run writes, also those for which its directory has no room.
+
+    Args:
+        directory: Requested directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._fallback = fallback_of(directory)
+        self._before = _ring_names(directory) | _ring_names(self._fallback)
+
+    def places(self) -> list[Path]:
+        """Return the directories to read."""
+        here = [self._directory] if _ring_names(self._directory) else []
+        return [*here, self._fallback] if self._elsewhere() else here
+
+    def count(self) -> int:
+        """Return how many rings were written."""
+        return len((_ring_names(self._directory) - self._before) | self._elsewhere())
+
+    def _elsewhere(self) -> set[str]:
+        """Return the rings on disk that no file in the requested directory names."""
+        return _ring_names(self._fallback) - self._before - _ring_names(self._directory)
+
+
+def _ring_names(directory: Path) -> set[str]:
+    """Return the names of rings in a directory, and of those that it points to."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            if name.endswith((layout.SUFFIX, layout.SUFFIX + layout.MOVED_SUFFIX)):
-                yield name
+        names = (name.removesuffix(layout.MOVED_SUFFIX) for name in os.listdir(directory))
+        return {name for name in names if name.endswith(layout.SUFFIX)}
+    return set()
 
 
 def _supervise(

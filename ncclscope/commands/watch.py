@@ -146,6 +146,8 @@ class WatchCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Poll the rings until interrupted, or until the event of ``--until-divergence``."""
+        from ncclscope.readers import ring_files
+        from ncclscope.ring.place import moved_text
         from ncclscope.watch.actions import Actions
         from ncclscope.watch.gpu_load import GpuLoad
         from ncclscope.watch.watch import Watcher
@@ -168,6 +170,9 @@ class WatchCommand:
             if arguments.once:
                 return _once(watcher, arguments, metrics)
             with _output(watcher, arguments) as output:
+                is_empty = remote is None and not any(map(any, map(ring_files, directories)))
+                if is_empty and (moved := moved_text(directories)):
+                    output.say(moved)
                 try:
                     return _watch(watcher, output, actions, arguments, metrics)
                 except SystemExit:
@@ -258,6 +263,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
     """Print one verdict, on the running job or on the records of an ended one."""
     from ncclscope.render.console.terminal import stdout_console
     from ncclscope.render.console.verdict import print_verdict
+    from ncclscope.ring.place import moved_text
     from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
     poll = watcher.poll()
@@ -268,9 +274,9 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
     if verdict is None:
         if not poll.ranks:
             named = " ".join(watcher.sources)
-            advice = "; ".join(
-                (*watcher.notes[:1], "for a job that was not traced: ncclscope attach")
-            )
+            moved = moved_text(watcher.directories)
+            advice = moved or "for a job that was not traced: ncclscope attach"
+            advice = "; ".join((*watcher.notes[:1], advice))
             raise NothingFoundError(f"{named}: no ring found", advice)
         verdict = watcher.last_word()
     if arguments.json:

@@ -121,6 +121,8 @@ class ProcessSample:
         blocked: What the main thread's system call waits for: ``sleep``, ``futex``, ``lock``,
             ``socket``, ``pipe``, ``fifo``, ``file``, ``child``, ``poll``; empty for anything else.
         main_delayed_seconds: Time for which the main thread was ready and had no processor.
+        started_cpu_seconds: CPU time of the processes below it that are no ranks, in seconds.
+        io_bytes: Bytes that it has read and written by system calls on files and pipes.
     """
 
     state: str = ""
@@ -131,6 +133,8 @@ class ProcessSample:
     threads: Mapping[str, int] = field(default_factory=dict)
     blocked: str = ""
     main_delayed_seconds: float = 0.0
+    started_cpu_seconds: float = 0.0
+    io_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
+from ncclscope.ring.place import fallback_of, moved_text
 from ncclscope.untrusted import MAX_RANKS, open_regular, printable
 
 __all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
@@ -91,11 +92,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         if notes:
             raise InputError(notes[0], "nothing else was found")
         what = "only empty files" if empty else "no ring, no dump and no trace"
-        raise NothingFoundError(
-            f"{', '.join(given)}: {what} found",
-            "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`; for a job that runs "
-            "now: ncclscope attach",
-        )
+        raise NothingFoundError(f"{', '.join(given)}: {what} found", _advice(given_paths))
     run = assemble(ranks, notes=notes, sources=given)
     if 0 < len(run.missing) <= refused:
         # There is a file for each missing rank, so none of them left no record.
@@ -218,15 +215,28 @@ def ring_files(directory: Path) -> Iterator[Path]:
 
 
 def follow_pointer(pointer: Path) -> Iterator[Path]:
-    """Yield the ring that a pointer file names: it moved to disk for lack of room."""
+    """Yield the ring that a pointer file names: it moved to disk for lack of room.
+
+    On a full file system, the file may be empty; then its own name tells the ring's.
+    """
     try:
         with open(open_regular(pointer, follow=False), "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
-            target = Path(os.fsdecode(file.read(_LONGEST_NOTE)).strip())
+            named = os.fsdecode(file.read(_LONGEST_NOTE)).strip()
+        fallback = fallback_of(pointer.parent, owner) / pointer.name
+        target = Path(named) if named else fallback.with_suffix("")
         if target.suffix == layout.SUFFIX and target.stat().st_uid == owner:
             yield target
     except (OSError, ValueError, DamagedFileError):
         return
+
+
+def _advice(paths: Iterable[Path]) -> str:
+    """Return what to name instead of paths without any record."""
+    return moved_text(sorted(paths)) or (
+        "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`; for a job that runs "
+        "now: ncclscope attach"
+    )
 
 
 def _cannot(path: Path, error: OSError | ValueError) -> str:

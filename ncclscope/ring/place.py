@@ -13,14 +13,16 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.errors import RingError
 from ncclscope.private import make_private
 from ncclscope.ring import layout
+from ncclscope.untrusted import printable
 
-__all__ = ["RingPlace", "make_file"]
+__all__ = ["RingPlace", "fallback_of", "leave_pointer", "make_file", "moved_text"]
 
 SHARE = 8
 """A ring may take at most 1/SHARE of the free space."""
@@ -61,7 +63,7 @@ def make_file(directory: Path, size: int) -> RingPlace:
         return RingPlace(path, descriptor)
     except OSError as error:
         first = error
-    fallback = Path(tempfile.gettempdir(), f"ncclscope-{os.getuid()}", directory.name)
+    fallback = fallback_of(directory)
     try:
         _check_own(fallback.parent)
         path, descriptor = _make_in(fallback, name, size)
@@ -72,6 +74,31 @@ def make_file(directory: Path, size: int) -> RingPlace:
             f"set NCCLSCOPE_DIR to a directory with {size * SHARE >> 20} MB free",
         ) from second
     return RingPlace(path, descriptor, _reason(first))
+
+
+def fallback_of(directory: Path, owner: int | None = None) -> Path:
+    """Return where the rings of a directory without room go.
+
+    Args:
+        directory: Requested directory.
+        owner: User id of the job's user (default: this user).
+    """
+    uid = os.getuid() if owner is None else owner
+    name = os.path.basename(os.path.abspath(directory))
+    return Path(tempfile.gettempdir(), f"ncclscope-{uid}", name)
+
+
+def _rings_elsewhere(directory: Path) -> Path | None:
+    """Return the directory that takes rings for which this one has no room, if it holds some."""
+    fallback = fallback_of(directory)
+    return fallback if any(fallback.glob(f"*{layout.SUFFIX}")) else None
+
+
+def moved_text(directories: Iterable[Path]) -> str:
+    """Return where rings are for which directories without rings may have had no room."""
+    found = [str(place) for place in map(_rings_elsewhere, directories) if place is not None]
+    listed = printable(" ".join(found))
+    return f"rings for which a directory of this name had no room are in {listed}" if found else ""
 
 
 def leave_pointer(directory: Path, path: Path) -> bool:

@@ -8,11 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ncclscope import diagnose, open_run
+from ncclscope.errors import NothingFoundError
 from tests.support.programs import ROOT
 
 RUN = (sys.executable, "-m", "ncclscope", "run")
@@ -82,6 +86,35 @@ for _ in range(3):
 """
 
 
+RESTARTS = """
+import os, signal, time
+import ncclscope
+
+def start(generation, rank):
+    pid = os.fork()
+    if pid:
+        return pid
+    tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=rank, world_size=2)
+    world = tracer.communicator(f"world {generation}", "world", [0, 1], "gloo")
+    for step in range(6 if generation else 2):
+        tracer.complete(tracer.record(world, "all_reduce", shape=(4,), dtype="float32"))
+        time.sleep(0.5)
+    if generation == 0 and rank == 0:
+        tracer.record(world, "all_reduce", shape=(4,), dtype="float32")
+        signal.pause()
+    tracer.close()
+    os._exit(0)
+
+for generation in range(2):
+    ranks = [start(generation, rank) for rank in range(2)]
+    if generation == 0:
+        time.sleep(6)
+        os.kill(ranks[0], signal.SIGKILL)
+    for pid in ranks:
+        os.waitpid(pid, 0)
+"""
+
+
 @pytest.fixture
 def command(rings: Path, tmp_path: Path) -> list[str]:
     """`run` with a directory for bundles, up to its options."""
@@ -109,6 +142,45 @@ def test_a_hang_is_explained_once_and_kept(command: list[str], tmp_path: Path) -
     assert f"ncclscope: bundle: {bundle}\n" in done.stderr
     assert json.loads((bundle / "verdict.json").read_text())["verdict"]["diverging_ranks"] == [1]
     assert "ncclscope: killed: " in done.stderr
+
+
+@pytest.fixture(params=[64, 3], ids=["empty pointers", "no pointers"])
+def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A full file system, on which empty files may still be made, or not even these."""
+    point = tmp_path / "full"
+    point.mkdir()
+    options = f"size=200k,nr_inodes={request.param}"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(point)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    with (point / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    yield point
+    subprocess.run(["umount", str(point)], check=True)
+
+
+def test_a_hang_is_explained_although_the_rings_directory_is_full(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    bundle = ("--bundle", str(tmp_path / "kept"))
+    command = [*RUN, "--dir", str(full / "rings"), "--stall", "2", *bundle, "--kill-after", "2"]
+    done = ended(command, "skip", "wait")
+
+    assert done.stderr.count("DIVERGED") == 1
+    assert "3 rings written" in done.stderr
+    (advice,) = (line for line in done.stderr.splitlines() if "ncclscope diagnose" in line)
+    place = advice.rpartition(" ")[2]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert diagnose(open_run(place)).status == "diverged"
+    if os.statvfs(full).f_files > 3:
+        assert place == str(full / "rings")
+    else:
+        with pytest.raises(NothingFoundError) as error:
+            open_run(full / "rings")
+        assert str(error.value).endswith(f"had no room are in {place}")
 
 
 def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]) -> None:
@@ -195,6 +267,21 @@ def test_a_rank_that_was_only_late_is_reported_as_arrived(command: list[str]) ->
     assert done.returncode == 0
     assert done.stderr.count("HUNG") == 1
     assert done.stderr.count("ncclscope: the job moves on: who was waited for was late\n") == 1
+
+
+def test_a_restarted_job_was_not_late(command: list[str]) -> None:
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", RESTARTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("HUNG") == 1
+    assert "late" not in done.stderr
+    restarted = "the job was restarted: new processes replace those of this verdict"
+    assert done.stderr.count(f"ncclscope: {restarted}\n") == 1
 
 
 def test_a_job_that_failed_before_the_first_poll_is_explained_at_its_end(

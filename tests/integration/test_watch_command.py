@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -204,6 +205,21 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], message: st
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert message in line
+
+
+def test_rings_that_went_elsewhere_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "rings").mkdir()
+    tracer_in(place := tmp_path / f"ncclscope-{os.getuid()}" / "rings")
+    named = f"rings for which a directory of this name had no room are in {place}"
+
+    once = run_watch(tmp_path / "rings", "--once")
+    assert once.stderr == f"ncclscope: {tmp_path / 'rings'}: no ring found; {named}\n"
+    with watching(tmp_path / "rings") as watch:
+        assert watch.stderr is not None
+        assert watch.stderr.readline() == f"ncclscope: {named}\n"
 
 
 LIVING = GONE.replace("os._exit(0)", "print('ready', flush=True); sys.stdin.read()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import procfs
-from ncclscope.attach.proc_sample import read_sample
+from ncclscope.attach.proc_sample import read_sample, started_seconds
 from ncclscope.attach.source_lines import called_names
 from ncclscope.attach.stacks import PySpy, find_py_spy
 
@@ -96,6 +97,39 @@ def test_a_thread_that_gets_no_processor_is_known(tmp_path: Path) -> None:
             time.sleep(0.05)
     used = [two.main_cpu_seconds - one.main_cpu_seconds for one, two in pairs]
     assert all(delay > more for delay, more in zip(delays, used, strict=True))
+
+
+PARENT = """
+import os, subprocess, sys
+spin = "import os; print(os.getpid(), flush=True)\\nwhile True: pass"
+script = f"{sys.executable} -c '{spin}'; true"
+shell = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+print(int(shell.stdout.readline()), flush=True)
+with open(sys.argv[0] + ".saved", "wb", buffering=0) as file:
+    file.write(bytes(1 << 20))
+shell.wait()
+"""
+
+
+def test_what_a_process_has_started_and_written_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        deadline = time.monotonic() + 60
+        try:
+            while (seconds := started_seconds([process.pid])[process.pid]) < 0.2:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            both = started_seconds([process.pid, child])
+            while read_sample(process.pid).io_bytes < 1 << 20:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        assert process.wait(30) == 0
+    assert both[process.pid] < seconds
 
 
 def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:

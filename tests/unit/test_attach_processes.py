@@ -17,6 +17,7 @@ from ncclscope import Tracer
 from ncclscope.attach.kinship import (
     group_jobs,
     meeting_points,
+    with_ranks_below,
     without_relatives,
     without_supervisors,
 )
@@ -195,6 +196,77 @@ def test_what_may_be_a_rank_that_does_not_show_it_is_kept() -> None:
 
     assert without_supervisors(variables) == [variables[0], first]
     assert without_supervisors(rings) == rings
+
+
+def test_the_ranks_that_a_launcher_has_started_replace_it() -> None:
+    """Torchrun starts a script per RANK that spawns ranks with the same RANK."""
+    agent = Candidate(8, parent=1, words=("python", "-m", "torch.distributed.run"), python=True)
+    script = ranked(9, 0, parent=8)
+    spawned = [ranked(pid, 0, parent=9, communicates=True) for pid in (10, 11)]
+    loader = ranked(12, 0, parent=10, rings=("/tmp/10.ring",), name="pt_data_worker")
+    below = {8: [script, *spawned, loader], 9: [*spawned, loader]}
+
+    assert with_ranks_below([script], below.__getitem__) == spawned
+    assert without_relatives(with_ranks_below([agent], below.__getitem__)) == spawned
+    assert with_ranks_below([script, *spawned], below.__getitem__) == spawned
+    assert with_ranks_below(spawned, below.__getitem__) == spawned
+
+
+def test_a_rank_that_has_not_made_a_group_stays_beside_its_children() -> None:
+    rank = ranked(9, 0)
+    children = [ranked(10, 0, parent=9), Candidate(11, parent=9, python=True)]
+    assert with_ranks_below([rank], lambda pid: children) == [rank]
+
+
+STARTS_RANKS = """
+import os, subprocess, sys
+code = "import os, sys; os.write(1, str(os.getpid()).encode().ljust(9)); sys.stdin.read()"
+for rank in "01":
+    subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **VARIABLES, "RANK": rank})
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_of_a_named_launcher_the_note_names_what_it_started(shown: bool) -> None:
+    variables = {"WORLD_SIZE": "2"}
+    code = STARTS_RANKS.replace("VARIABLES", repr(variables))
+    if not shown:
+        code = code.replace('"RANK"', '"OTHER"')
+    pipe = subprocess.PIPE
+    clean = {k: v for k, v in os.environ.items() if "RANK" not in k and "SLURM_" not in k}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=clean, text=True) as launcher:
+        assert launcher.stdout is not None
+        started = sorted(int(launcher.stdout.read(9)) for _ in range(2))
+        found = find_workers([launcher.pid])
+        (note,) = left_out([launcher.pid], found)
+        launcher.communicate()
+
+    listed = " ".join(map(str, started))
+    if shown:
+        assert [one.pid for one in found] == started
+        assert note == (
+            f"process {launcher.pid} is no rank; what it started is sampled instead: {listed}"
+        )
+    else:
+        assert [one.pid for one in found] == [launcher.pid]
+        assert note == (
+            f"process {launcher.pid} may be a launcher and no rank: name the ranks among what it "
+            f"started, {listed}"
+        )
+
+
+def test_a_thread_of_ncclscope_run_is_no_communication() -> None:
+    name = "open('/proc/self/comm', 'w').write('ncclscope'); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", name]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = describe(process.pid)
+        process.communicate("\n")
+    assert (found.name, found.communicates) == ("ncclscope", False)
 
 
 NAP = "print(flush=True); input()"

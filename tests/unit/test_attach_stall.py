@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from tests.support.cluster import Cluster
-from tests.support.snapshots import elsewhere, gpus, in_collective, snapshot, stack, worker
+from tests.support.snapshots import (
+    elsewhere,
+    gpus,
+    in_collective,
+    snapshot,
+    stack,
+    verdict_of,
+    worker,
+)
 
 SYNC = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
 
@@ -122,6 +131,30 @@ def test_gpus_at_rest_have_come_past_calls_in_another_order(tmp_path: Path) -> N
     cause = attached_verdict(run, 100, 100).cause
     assert cause is not None
     assert (cause.kind, cause.candidate_ranks) == ("order_cycle", (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"started_cpu_seconds": 9.0}, "processes that it started took 90% of a core"),
+        ({"io_bytes": 6_400_000}, "it read and wrote 6.4 MB"),
+        ({"started_cpu_seconds": 0.5, "io_bytes": 60_000}, ""),
+    ],
+)
+def test_a_rank_whose_child_computes_or_that_moves_files_may_be_late(
+    more: dict[str, Any], why: str
+) -> None:
+    frames = (*elsewhere(12), *stack("python3.11/subprocess.py:1201 communicate"))
+    saves = worker(1, frames)
+    saves = replace(saves, samples=(saves.samples[0], replace(saves.samples[-1], **more)))
+
+    verdict = verdict_of(snapshot([worker(0, in_collective("all_reduce", 10)), saves], gap=10.0))
+
+    assert verdict.status == ("unknown" if why else "hung")
+    if why:
+        assert f"communicate (waits for a child process; {why}), and rank 0" in verdict.summary
+        assert "late, or in an endless loop" in verdict.summary
+        assert verdict.findings[0].candidate_ranks == (1,)
 
 
 @pytest.mark.parametrize(("delayed", "share"), [(1.9, "95%"), (0.9, "")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclscope.model.snapshot import Stacks
+from ncclscope.model.snapshot import Frame, Stacks
 from tests.support.snapshots import (
     elsewhere,
     in_collective,
@@ -286,15 +286,31 @@ def test_a_rank_that_cannot_be_read_is_not_blamed() -> None:
     assert (finding.role, finding.candidate_ranks) == ("latent", (2,))
 
 
+@pytest.mark.parametrize("gap", [2.0, 12.0])
+def test_launchers_that_wait_for_what_they_started_are_not_idle_ranks(gap: float) -> None:
+    spawn = stack(
+        "spawn2.py:14 <module>",
+        "torch/multiprocessing/spawn.py:296 start_processes",
+        "torch/multiprocessing/spawn.py:140 join",
+        "multiprocessing/connection.py:947 wait",
+    )
+    verdict = judged(worker(0, spawn), worker(1, spawn), gap=gap)
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "(waits for processes that it started)" in verdict.summary
+
+
 # --- loops ------------------------------------------------------------------------------------
 
 
-def test_an_engine_whose_rank_is_one_sub_block_ahead() -> None:
+def test_an_engine_whose_rank_is_less_than_one_iteration_ahead() -> None:
     verdict = judged(*recorded_moe(), gap=12.0)
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (2,)
-    assert "qkv_proj, one sub-block ahead of where ranks 0 1 3 wait" in verdict.cause.summary
+    assert (
+        "qkv_proj, less than one iteration ahead of where ranks 0 1 3 wait" in verdict.cause.summary
+    )
     assert "all_reduce at qwen3_moe.py:34 experts" in verdict.cause.summary
     assert any("layer_idx" in line and "13" in line for line in verdict.cause.inferred)
     assert not any("ahead" in line for line in verdict.cause.evidence)
@@ -305,8 +321,27 @@ def test_without_a_counter_no_rank_is_certainly_ahead() -> None:
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (2,)
-    assert "sub-block" not in verdict.cause.summary
+    assert "iteration" not in verdict.cause.summary
     assert not any("ahead" in line or "behind" in line for line in verdict.cause.inferred)
+
+
+@pytest.mark.parametrize(
+    ("file", "installed"), [("spawn.py", True), ("multiprocessing/s.py", None)]
+)
+def test_a_number_in_a_library_is_no_loop_counter(file: str, installed: bool | None) -> None:
+    """The index of a process in torch.multiprocessing, for one."""
+
+    def spawned(index: int, *rest: Frame) -> tuple[Frame, ...]:
+        wrap = Frame("_wrap", f"torch/{file}", 87, counters={"i": index}, installed=installed)
+        return (wrap, *rest)
+
+    verdict = judged(
+        worker(0, spawned(0, *REDUCE)), worker(1, spawned(1, *elsewhere(5, "step"))), gap=12.0
+    )
+
+    assert verdict.cause is not None
+    assert "and not where rank 0 waits" in verdict.cause.summary
+    assert not any("ahead" in line for line in verdict.cause.inferred)
 
 
 def test_a_capture_keeps_what_it_was_made_of() -> None:

@@ -131,6 +131,11 @@ _WAITS = (
         {"acquire_read", "acquire_write", "dequeue", "enqueue", "wait"},
     ),
     (
+        "started",
+        re.compile(r"(?:^|/)(?:torch/multiprocessing/spawn|multiprocessing/process)\.py$"),
+        {"join"},
+    ),
+    (
         "queue",
         re.compile(r"(?:^|/)(?:multiprocessing/(?:connection|queues|popen_fork)|queue)\.py$"),
         {"_recv", "_poll", "recv_bytes", "recv", "poll", "wait", "get"},

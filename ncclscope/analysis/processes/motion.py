@@ -34,12 +34,18 @@ BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05
 """Share of a core below which a thread computes nothing; polling takes less."""
+STARTED_BUSY = 0.1
+"""The same for all processes that a rank has started: it may wait for one that shares a core."""
+MOVED_BYTES = 1 << 16
+"""Bytes that a rank reads and writes between two samples, above which it makes progress."""
 STARVED = 0.6
 """Share of the time for which a thread that is ready to run has no processor, above which it is
 starved. Two threads that spin on one processor have none half of the time."""
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
+_BEHIND = frozenset({"lock", "queue", "started"})
+"""Waits of a main thread that may be for another thread, which posts."""
 _REASONS = {
     "child": "waits for a child process",
     "data": "waits for its data loader",
@@ -49,6 +55,7 @@ _REASONS = {
     "poll": "polls",
     "sleep": "sleeps",
     "socket": "waits for a socket",
+    "started": "waits for processes that it started",
 }
 
 
@@ -60,8 +67,8 @@ class Motion:
         worker: The process.
         condition: ``moving``, ``still``, ``stopped`` (by a signal), ``ended`` or ``unread``.
         waits: What it waits for: ``collective`` or ``device``; or without a peer: ``queue`` (for
-            work), ``lock``, ``file``, ``socket``, ``data``, ``child``, ``sleep``, ``poll``; None
-            where that is not known.
+            work), ``lock``, ``file``, ``socket``, ``data``, ``child``, ``started`` (processes),
+            ``sleep``, ``poll``; None where that is not known.
         op: The collective that it is in; also ``new_group``, ``store``, ``wait``, ``p2p``, or the
             function of torch.distributed that it is in.
         unrecorded: Whether C++ posted that collective, so that only its caller is known: ``op`` is
@@ -298,6 +305,20 @@ def _activity(
         return f"it went to sleep and woke {rate:.0f} times a second"
     if waits in (None, "sleep", "file") and main_cpu > BUSY:
         return f"it took {main_cpu:.0%} of a core"
+    return "" if waits in ("collective", "device") else _work_beside(worker, waits, gap)
+
+
+def _work_beside(worker: Worker, waits: str | None, gap: float) -> str:
+    """Return what a rank whose main thread rests gets done by others: processes, or files."""
+    if len(worker.samples) < 2:
+        return ""
+    first, last = worker.samples[0], worker.samples[-1]
+    share = (last.started_cpu_seconds - first.started_cpu_seconds) / max(gap, 0.001)
+    if share > STARTED_BUSY:
+        return f"processes that it started took {share:.0%} of a core"
+    size = last.io_bytes - first.io_bytes
+    if waits != "queue" and size > MOVED_BYTES:
+        return f"it read and wrote {size / 1e6:.1f} MB"
     return ""
 
 
@@ -312,7 +333,9 @@ def _sample(stacks: Stacks) -> _Sample:
     # Another thread may post the collective while the main one waits for it, as in a backward,
     # whose hooks run on the threads of the devices.
     posting = [one for one in found if one.waits == "collective"]
-    is_behind = main.waits in ("lock", "queue") or unrecorded_of(main.frames) == "backward"
+    is_behind = (
+        main.waits in ("lock", "queue", "started") or unrecorded_of(main.frames) == "backward"
+    )
     return posting[0] if posting and is_behind else main
 
 

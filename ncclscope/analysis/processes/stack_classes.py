@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ncclscope.analysis.processes.frames import is_library
 from ncclscope.analysis.processes.motion import Motion
 from ncclscope.model.snapshot import Frame
 
@@ -88,9 +89,9 @@ class LineOrder:
 
     @property
     def relation(self) -> str:
-        """Return the relation as text: ``one sub-block ahead of``."""
+        """Return the relation as text: ``less than one iteration ahead of``."""
         word = "ahead of" if self.ahead else "behind"
-        return f"one sub-block {word}" if self.near else word
+        return f"less than one iteration {word}" if self.near else word
 
 
 def classify(motions: Iterable[Motion]) -> list[StackClass]:
@@ -166,8 +167,7 @@ def order_of(odd: Motion, peers: Sequence[Motion]) -> LineOrder | None:
             near = (own > common) == (mine < other)
             if near:
                 reason += (
-                    f"; it is in line {mine} of {ours[depth - 1].name}, its peers in line "
-                    f"{other}: less than one iteration of the loop apart"
+                    f"; it is in line {mine} of {ours[depth - 1].name}, its peers in line {other}"
                 )
         return LineOrder(own > common, reason, near)
     return None
@@ -188,7 +188,12 @@ def _diverges_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> 
 
 
 def _counted(level: int, odd: Motion, peers: Sequence[Motion]) -> tuple[str, int, int] | None:
-    """Return a counter on which the peers agree and the rank differs: name, own, common value."""
+    """Return a counter on which the peers agree and the rank differs: name, own, common value.
+
+    In a library, a number of that name may be the index of the process or of a thread.
+    """
+    if is_library(odd.frames[level]):
+        return None
     own = odd.frames[level].counters
     for name, value in own.items():
         (first, *more) = {

@@ -65,9 +65,17 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         n in case.run.by_rank and is_idle(case.run.by_rank[n]) for n in absent
     ):
         diverging = "absent"  # the records show what they do: they wait for a request
+    if not by_groups and _are_stopped(case, absent) and not _are_stopped(case, waiting):
+        diverging = "absent"  # whatever the numbers, they cannot come before they are resumed
     if by_groups == "waiting" and by_number == "absent":
         diverging, reason = "", ""  # most wait in a call that groups of the same role never post
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)
+
+
+def _are_stopped(case: Case, ranks: Sequence[int]) -> bool:
+    """Return whether a signal has stopped the processes of all these ranks."""
+    known = case.run.by_rank
+    return all(n in known and known[n].details.get("stopped") for n in ranks)
 
 
 def waiting_in(case: Case, pending: PendingCall) -> tuple[int, ...]:

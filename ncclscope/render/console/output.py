@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from ncclscope.procfs import start_ticks
 from ncclscope.render.console.terminal import stderr_console
@@ -77,12 +78,18 @@ class Explanations(Output):
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
         self._begun = start_ticks(pid) if pid is not None else 0
+        self._troubled: set[Path] = set()
 
     def show(self, poll: Poll) -> None:
+        rings = {cursor.path for cursor in poll.ranks}
         if poll.news and poll.verdict is not None:
             print_verdict(poll.verdict, stderr_console())
+            self._troubled = rings
         elif self.in_trouble and not poll.in_trouble and poll.activity != "over":
-            self.say("the job moves on: who was waited for was late")
+            if rings - self._troubled and self._troubled - rings:
+                self.say("the job was restarted: new processes replace those of this verdict")
+            else:
+                self.say("the job moves on: who was waited for was late")
         self.in_trouble = poll.in_trouble or (self.in_trouble and poll.activity == "over")
 
     def wait(self, seconds: float) -> bool:

@@ -94,6 +94,26 @@ def test_a_process_that_exists_is_not_called_dead(
     assert cause.kind == ("stalled" if entered else "not_joined")
     assert cause.diverging_ranks == (2,)
     assert ("a signal" in cause.summary) is stopped
+    assert not any("stayed alive" in line for line in cause.evidence)
+
+
+@pytest.mark.parametrize("all_stopped", [False, True])
+def test_of_two_ranks_the_stopped_one_is_named_unless_both_are(
+    cluster_of: ClusterOf, all_stopped: bool
+) -> None:
+    cluster = cluster_of(2)
+    cluster.history()
+    cluster.post([0], "tp:0", "all_gather", done=False)
+    run = cluster.run(quiet=30.0)
+    ranks = tuple(replace(rank, alive=True) for rank in run.ranks)
+    for rank in ranks[0 if all_stopped else 1 :]:
+        rank.details["stopped"] = True
+
+    cause = diagnose(replace(run, ranks=ranks)).cause
+
+    assert cause is not None
+    named = ((), "ambiguous") if all_stopped else ((1,), "likely")
+    assert (cause.diverging_ranks, cause.confidence) == named
 
 
 def test_dead_rank_that_left_no_record(cluster_of: ClusterOf) -> None:

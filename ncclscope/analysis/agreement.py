@@ -97,7 +97,7 @@ def judge_agreement(
             f"The records of {ranks_text(cut)} lack the last calls that their peers completed. The "
             f"others agree as far as they go.",
         )
-    if any(rank.details.get("unsized") and _is_waiting(rank) for rank in run.ranks):
+    if any(_may_wait_for_unknown_ranks(rank) for rank in run.ranks):
         count = len(run.ranks)
         return Agreement(
             "unknown",
@@ -287,10 +287,15 @@ def _failures(run: Run) -> str:
     )
 
 
-def _is_waiting(rank: Rank) -> bool:
-    """Return whether a rank's last call has not completed."""
+def _may_wait_for_unknown_ranks(rank: Rank) -> bool:
+    """Return whether a dump leaves open how many ranks there are, and was made long after a call.
+
+    A dump from a running job is written right after a call that is under way.
+    """
     last = rank.last_call()
-    return last is not None and last.state is not State.COMPLETED
+    if last is None or last.state is State.COMPLETED:
+        return False
+    return bool(rank.details.get("unsized") and rank.details.get("dumped"))
 
 
 def _past(case: Case, coverage: Coverage) -> Agreement:

@@ -179,6 +179,7 @@ def job(cluster: Path, tmp_path: Path) -> Iterator[str]:
         log.close()
 
 
+@pytest.mark.slow
 def test_a_job_whose_rank_sleeps(job: str, tmp_path: Path) -> None:
     target = tmp_path / "hang"
     collect = [*TOOL, "collect", "--slurm", job, "/dev/shm/rings", "-o", str(target)]

@@ -85,6 +85,7 @@ def test_the_words_follow_from_what_was_planted(
     assert score(answer, truth) == word
 
 
+@pytest.mark.slow
 def test_torchs_analyzer_is_run_and_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     tasks = []

@@ -23,6 +23,7 @@ def outputs(notebook: Any) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_it_finds_a_straggler_and_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = [str(ROOT / part) for part in ("", "analyzers", "patches")]

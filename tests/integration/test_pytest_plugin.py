@@ -187,6 +187,7 @@ def test_sum(run_ranks):
     )
 
 
+@pytest.mark.slow
 def test_two_programs_cannot_store_one_baseline(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
@@ -279,6 +280,7 @@ def test_hang(run_ranks):
     assert len(list((pytester.path / "kept" / "test_it.py-test_hang").iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_without_the_option_ranks_run_and_nothing_is_recorded(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
@@ -333,6 +335,7 @@ def test_sum(run_ranks):
     result.stdout.fnmatch_lines([f"*{complaint}*"])
 
 
+@pytest.mark.slow
 def test_a_test_that_all_ranks_skip_is_skipped(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,

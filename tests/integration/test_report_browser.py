@@ -16,7 +16,7 @@ from tests.support.browser import Browser, launch
 from tests.support.cluster import Cluster
 from tests.support.snapshots import DATA
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PHONE = {"viewport": {"width": 390, "height": 800}}
 

@@ -87,6 +87,7 @@ MULTIPROCESSING_PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_torchrun_is_traced(rings: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = write(tmp_path, "program.py", PLAIN_PROGRAM)

@@ -161,6 +161,7 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(point)], check=True)
 
 
+@pytest.mark.slow
 def test_a_hang_is_explained_although_the_rings_directory_is_full(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_hang_is_explained_although_the_rings_directory_is_full(
         assert str(error.value).endswith(f"had no room are in {place}")
 
 
+@pytest.mark.slow
 def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]) -> None:
     done = subprocess.run(
         [*command, "--kill-after", "1", "--", sys.executable, "-c", ABSENT],
@@ -196,6 +198,7 @@ def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]
     assert "has not come to init_process_group (gloo at train.py:3)" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_outlives_those_that_gave_it_up_is_explained(command: list[str]) -> None:
     command = [
         *command,
@@ -262,6 +265,7 @@ def test_nothing_is_printed_for_a_healthy_job_or_with_no_explain(
     assert not (tmp_path / "kept").exists() or not [*(tmp_path / "kept").iterdir()]
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_only_late_is_reported_as_arrived(command: list[str]) -> None:
     done = ended(command, "late", "exit")
     assert done.returncode == 0
@@ -269,6 +273,7 @@ def test_a_rank_that_was_only_late_is_reported_as_arrived(command: list[str]) ->
     assert done.stderr.count("ncclscope: the job moves on: who was waited for was late\n") == 1
 
 
+@pytest.mark.slow
 def test_a_restarted_job_was_not_late(command: list[str]) -> None:
     done = subprocess.run(
         [*command, "--", sys.executable, "-c", RESTARTS],

@@ -53,6 +53,7 @@ def _unchanged(_dice: object, base: BaseInput) -> Input:
     return Input(base, base.files, "nothing")
 
 
+@pytest.mark.slow
 def test_an_input_that_ends_its_judge_is_found_and_the_others_are_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,3 +9,8 @@ class RayCpuPlatform(CpuPlatform):
     """The CPU, on nodes that have been started with ``--num-gpus``."""
 
     ray_device_key = "GPU"
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Return the path of the class, which vLLM imports."""
+        return "ncclscope_test_ray_communicator.ApartCommunicator"

@@ -80,7 +80,7 @@ class DeadRank:
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
-            if rank.exited and not failed(rank) and finding.role == "cause":
+            if rank.exited and finding.role == "cause":
                 yield from self._left_early(case, finding, waiting)
             else:
                 yield finding
@@ -88,12 +88,14 @@ class DeadRank:
     def _left_early(
         self, case: Case, finding: Finding, waiting: tuple[int, ...]
     ) -> Iterable[Finding]:
-        """Yield which side is the minority where a rank exited cleanly: it, or its waiters."""
+        """Yield which side is the minority where a rank has exited: it, or its waiters."""
         pending = case.waits.where_most_wait(waiting)
         sides = take_sides(case, pending, [n for n in pending.absent if n in case.waits.ends])
-        if sides.diverging == "absent":
+        ended = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
+        tie = not sides.diverging
+        if sides.diverging == "absent" or (tie and all(one and failed(one) for one in ended)):
             yield finding
-        elif not sides.diverging:
+        elif tie:
             yield replace(
                 finding,
                 diverging_ranks=(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import DEAD_SECONDS, Case
+from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import seen_at
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
@@ -32,7 +32,7 @@ from ncclscope.analysis.waits.passed_by import came_past
 from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
-from ncclscope.analysis.waits.what_keeps import what_keeps
+from ncclscope.analysis.waits.what_keeps import is_silent, what_keeps
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -242,7 +242,7 @@ class NotJoined:
             evidence += self._whereabouts(case, rank, pending)
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
-                if not _is_silent(case, rank, waiting):
+                if not is_silent(case, rank, waiting):
                     evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
                 inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
@@ -416,16 +416,6 @@ class NotJoined:
                 role="consequence",
                 analyzer=self.name,
             )
-
-
-def _is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
-    """Return whether the heartbeat of a living process has ended: it is stopped, or in C code."""
-    if rank.details.get("stopped"):
-        return True
-    times = [case.quiet_seconds(case.run.by_rank[number]) for number in waiting]
-    others = max((one for one in times if one is not None), default=0.0)
-    is_behind = (case.quiet_seconds(rank) or 0.0) + DEAD_SECONDS < others
-    return rank.alive is True and is_behind and case.may_have_ended_before(rank, waiting)
 
 
 def _posted(rank: Rank, pending: PendingCall) -> int:

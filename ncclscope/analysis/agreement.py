@@ -18,7 +18,7 @@ from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.passed_by import passed_by
-from ncclscope.analysis.wording import plural, ranks_text, sentence
+from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
@@ -97,12 +97,12 @@ def judge_agreement(
             f"The records of {ranks_text(cut)} lack the last calls that their peers completed. The "
             f"others agree as far as they go.",
         )
-    if any(_may_wait_for_unknown_ranks(rank) for rank in run.ranks):
-        count = len(run.ranks)
+    if inside := [rank.rank for rank in run.ranks if _may_wait_for_unknown_ranks(rank)]:
         return Agreement(
             "unknown",
-            f"No dump shows how many ranks the job has: {plural(count, 'rank')} left one, and "
-            f"{'waits' if count == 1 else 'wait'} in a call that others may not have joined.",
+            f"No dump shows how many ranks the job has: {plural(len(run.ranks), 'rank')} left one, "
+            f"and {ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have "
+            f"joined.",
         )
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])

@@ -208,9 +208,8 @@ class Case(Records):
             suspect, basis = one, "pattern"
         if suspect == one:
             one, other = other, one
-        everybody = tuple(sorted(rank for group in divergence.groups for rank in group))
         found = self._difference(divergence, other, one, basis)
-        return replace(found, odd=(), peers=everybody, suspect=suspect)
+        return found.undecided([rank for group in divergence.groups for rank in group], suspect)
 
     def _difference(
         self, divergence: Divergence, odd: tuple[int, ...], peers: tuple[int, ...], basis: str

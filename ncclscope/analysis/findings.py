@@ -83,7 +83,7 @@ def from_difference(
         inferred: Conclusions beyond the records.
         evidence: Facts read off the records, added to those that each difference has.
     """
-    decided = bool(difference.odd)
+    decided = difference.decided
     facts = [f"{comm_text(difference.comm)}: {_agreement_before(difference)}"]
     others = [rank for rank in difference.peers if rank not in difference.suspect]
     sides = (difference.odd, difference.peers) if decided else (difference.suspect, others)

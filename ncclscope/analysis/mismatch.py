@@ -105,7 +105,7 @@ class ParameterMismatch:
 
     def _summary(self, case: Case, difference: Difference) -> str:
         where = f"call {difference.seq} on {comm_text(difference.comm)}"
-        if not difference.odd and difference.noticed is not None:
+        if not difference.decided and difference.noticed is not None:
             return (
                 f"{sentence(ranks_text(difference.peers))} came to {where} from different lines, "
                 f"{difference.odd_call.site} and {difference.peer_call.site}, and posted different "

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.model import Communicator, Rank
-from ncclscope.model.memory import Relabelled
+from ncclscope.model.memory import Relabelled, Renamed
 
-__all__ = ["join_processes", "with_members"]
+__all__ = ["join_processes", "renamed", "with_members"]
 
 PLUGIN = "nccl-plugin"
 
@@ -36,7 +36,7 @@ def join_processes(ranks: Sequence[Rank]) -> list[Rank]:
 
 def with_members(ranks: Sequence[Rank]) -> list[Rank]:
     """Return ranks whose communicators have one key, and all members that are known."""
-    named = [_renamed(rank, names) for names in [_keys_by_hash(ranks)] for rank in ranks]
+    named = [renamed(rank, names) for names in [_keys_by_hash(ranks)] for rank in ranks]
     members = _members(named)
     return [_relabelled(rank, members) for rank in named] if members else named
 
@@ -90,7 +90,13 @@ def _keys_by_hash(ranks: Sequence[Rank]) -> dict[str, str]:
     }
 
 
-def _renamed(rank: Rank, names: Mapping[str, str]) -> Rank:
+def renamed(rank: Rank, names: Mapping[str, str]) -> Rank:
+    """Return a process some of whose communicators have other keys.
+
+    Args:
+        rank: The process.
+        names: New keys by those that it recorded.
+    """
     if not names.keys() & rank.logs.keys():
         return rank
 
@@ -100,13 +106,18 @@ def _renamed(rank: Rank, names: Mapping[str, str]) -> Rank:
     logs = {
         key_of(key): log
         if key not in names
-        else Relabelled(log, replace(log.communicator, key=names[key]))
+        else Renamed(log, replace(log.communicator, key=names[key]))
         for key, log in rank.logs.items()
     }
     return replace(
         rank,
         logs=logs,
-        p2p={key_of(key): calls for key, calls in rank.p2p.items()},
+        p2p={
+            key_of(key): calls
+            if key not in names
+            else [replace(call, comm=names[key]) for call in calls]
+            for key, calls in rank.p2p.items()
+        },
         carried={key_of(key): count for key, count in rank.carried.items()},
         places={key_of(key): place for key, place in rank.places.items()},
     )

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
-from ncclscope.model.memory import Relabelled, Renamed
+from ncclscope.model.memory import Relabelled
 from ncclscope.model.text import plural
+from ncclscope.readers.members import renamed
 
 __all__ = ["separate_replicas", "span"]
 
@@ -48,7 +49,10 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     )
     moved = [_moved(rank, place * size) for rank, place in zip(living, places, strict=True)]
     shared = _shared(living, places)
-    return [_apart(rank, place, shared) for rank, place in zip(moved, places, strict=True)]
+    return [
+        renamed(rank, {key: f"{key}/replica-{place}" for key in shared}) if place else rank
+        for rank, place in zip(moved, places, strict=True)
+    ]
 
 
 def _living(same: Sequence[Rank]) -> list[Rank]:
@@ -152,29 +156,6 @@ def _shared(ranks: Sequence[Rank], places: Sequence[int]) -> set[str]:
         for key in rank.logs:
             seen.setdefault(key, set()).add((place, rank.rank))
     return {key for key, own in seen.items() if len({number for _, number in own}) < len(own)}
-
-
-def _apart(rank: Rank, place: int, shared: set[str]) -> Rank:
-    """Return a process whose communicators have keys that no other replica has."""
-    if not place or not shared & rank.logs.keys():
-        return rank
-    names = {key: f"{key}/replica-{place}" if key in shared else key for key in rank.logs}
-    logs = {
-        names[key]: log
-        if names[key] == key
-        else Renamed(log, replace(log.communicator, key=names[key]))
-        for key, log in rank.logs.items()
-    }
-    return replace(
-        rank,
-        logs=logs,
-        p2p={
-            names.get(key, key): [replace(call, comm=names.get(key, key)) for call in calls]
-            for key, calls in rank.p2p.items()
-        },
-        carried={names.get(key, key): count for key, count in rank.carried.items()},
-        places={names.get(key, key): at for key, at in rank.places.items()},
-    )
 
 
 def _order(rank: Rank) -> tuple[int, int, str, str, int]:

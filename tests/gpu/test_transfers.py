@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import torch
 
@@ -83,15 +82,9 @@ def test_a_stopped_worker_of_prefill_is_named(pair: KvPair) -> None:
 def test_a_killed_prefill_engine_is_named(pair: KvPair) -> None:
     prompt = list(range(50, 150))
     given = pair.prefilled(prompt)
-    pids = pair.prefill.pids()
-    gone = [psutil.Process(pid) for pid in pids]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs(gone, timeout=10)
+    pair.kill_prefill()
     with pair.asked(prompt, given) as answer:
         status, document = pair.diagnose()
         answer.exception()
     assert status == 1
-    verdict = pair.stalled(document)
-    assert f"the sending engine {pair.engines['prefill']}" in verdict["summary"]
-    assert "has ended" in verdict["summary"]
+    pair.prefill_has_ended(document)

@@ -292,6 +292,22 @@ class KvPair:
         assert verdict["transfer"]["waited_seconds"] >= 0
         return verdict
 
+    def kill_prefill(self) -> list[int]:
+        """Kill all processes of the prefill server; return their PIDs."""
+        pids = self.prefill.pids()
+        gone = [psutil.Process(pid) for pid in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        psutil.wait_procs(gone, timeout=10)
+        return pids
+
+    def prefill_has_ended(self, document: Document) -> Document:
+        """Return a verdict on a transfer; check that it says that the sending engine has ended."""
+        verdict = self.stalled(document)
+        assert f"the sending engine {self.engines['prefill']}" in verdict["summary"]
+        assert "has ended" in verdict["summary"]
+        return verdict
+
     def diagnose(self, *options: str) -> tuple[int, Document]:
         """Return exit status and document of `ncclscope diagnose` of both directories."""
         return ask("diagnose", *map(str, self.rings), *options)

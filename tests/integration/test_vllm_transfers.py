@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.integration.kv_pair import (
@@ -167,18 +166,12 @@ def attach(pair: KvPair) -> tuple[int, Document, float]:
 def test_a_prefill_engine_that_was_killed_after_its_answer_is_named(pair: KvPair) -> None:
     prompt = list(range(50, 150))
     given = pair.prefilled(prompt)
-    pids = pair.prefill.pids()
-    gone = [psutil.Process(pid) for pid in pids]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs(gone, timeout=10)
+    pids = pair.kill_prefill()
     with pair.asked(prompt, given) as answer:
         status, document = pair.diagnose()
         assert answer.exception() is not None
     assert status == 1
-    verdict = pair.stalled(document)
-    assert f"the sending engine {pair.engines['prefill']}" in verdict["summary"]
-    assert "has ended" in verdict["summary"]
+    verdict = pair.prefill_has_ended(document)
     assert {one["pid"] for one in verdict["transfer"]["processes"]} <= set(pids)
     assert verdict["confidence"] == "certain"
 

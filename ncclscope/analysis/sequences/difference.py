@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.wording import ranks_text, same_part
@@ -71,6 +72,20 @@ class Difference:
     suspect: tuple[int, ...] = ()
     survived: int = 0
     after: int = 0
+
+    def undecided(self, ranks: Sequence[int], suspect: tuple[int, ...] = ()) -> Difference:
+        """Return the difference without a diverging side.
+
+        Args:
+            ranks: All candidates.
+            suspect: Those that broke a pattern.
+        """
+        return replace(self, odd=(), peers=tuple(sorted(ranks)), suspect=suspect)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the diverging side is known."""
+        return bool(self.odd)
 
     @property
     def first(self) -> Edit:

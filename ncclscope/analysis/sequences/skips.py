@@ -188,10 +188,10 @@ class _Members:
             if not kept:
                 yield difference
                 continue
-            everybody, suspect = tuple(sorted(self._logs)), difference.peers
+            suspect = difference.peers
             turned = self._odd(off[0], self._shifts(off[0], [suspect]), "pattern")
             for one in turned:
-                yield replace(one, odd=(), peers=everybody, suspect=suspect)
+                yield one.undecided([*self._logs], suspect)
 
     def undecided(self, singled: set[int]) -> Iterator[Difference]:
         """Yield differences between two sides of equal size, decided by other communicators."""
@@ -219,8 +219,7 @@ class _Members:
         if suspect and broke[0]:
             found = self._odd(off[0], self._shifts(off[0], [on]), basis)
         for difference in found:
-            everybody = tuple(sorted(self._logs))
-            yield replace(difference, odd=(), peers=everybody, suspect=suspect)
+            yield difference.undecided([*self._logs], suspect)
 
     @cached_property
     def _is_stuck(self) -> bool:

@@ -22,12 +22,14 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 """How gloo and NCCL report that the process on the other side is gone."""
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+"""How they report that it did not come."""
 
 
 def failed(rank: Rank) -> bool:
-    """Return whether a process ended with an exception other than a lost connection."""
-    error = rank.details.get("ended_with")
-    return bool(error) and not _LOST.search(str(error))
+    """Return whether a process ended with an exception that no peer can have caused."""
+    error = str(rank.details.get("ended_with") or "")
+    return bool(error) and not (_LOST.search(error) or _TIMED_OUT.search(error))
 
 
 def interrupted_after(records: Records, rank: Rank) -> float | None:

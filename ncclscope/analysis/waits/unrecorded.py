@@ -13,6 +13,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.processes.positions import Position, is_inside_unrecorded
+from ncclscope.analysis.waits.open_transfers import is_in_transfer
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -22,7 +23,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank, State
+from ncclscope.model import Finding, Rank
 from ncclscope.untrusted import printable
 
 __all__ = ["ANALYZER", "left_inside", "lost_connections", "waiting_unrecorded"]
@@ -182,7 +183,7 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         return
     ends = (f"{rank_text(case.run, rank)} {_ending(errors.get(rank))}" for rank in first[:4])
     how = "; ".join(ends)
-    inside = [rank for rank in lost if _in_transfer(case.run.by_rank[rank])]
+    inside = [rank for rank in lost if is_in_transfer(case.run.by_rank[rank])]
     yield Finding(
         kind="dead_rank",
         summary=(
@@ -199,12 +200,6 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
         inferred=() if inside else ("the connection was lost in a call that is not recorded",),
     )
-
-
-def _in_transfer(rank: Rank) -> bool:
-    """Return whether a send or receive of a rank has not completed."""
-    last = rank.last_transfers().values()
-    return any(call.state is not State.COMPLETED for call in last)
 
 
 def _alone_in_a_call(

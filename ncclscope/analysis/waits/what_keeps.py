@@ -11,9 +11,11 @@ from ncclscope.analysis.waits.open_transfers import is_in_transfer
 from ncclscope.model import Rank
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ncclscope.analysis.case import Case
 
-__all__ = ["what_keeps"]
+__all__ = ["is_silent", "what_keeps"]
 
 
 def what_keeps(case: Case, rank: Rank) -> str:
@@ -33,3 +35,15 @@ def what_keeps(case: Case, rank: Rank) -> str:
     if seen_at(case.run, rank.rank).startswith("at work"):
         return "is late, or in an endless loop"
     return "is busy or stuck outside of any recorded call"
+
+
+def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
+    """Return whether the heartbeat of a living process has ended: it is stopped, or in C code."""
+    from ncclscope.analysis.case import DEAD_SECONDS  # which imports this package
+
+    if rank.details.get("stopped"):
+        return True
+    times = [case.quiet_seconds(case.run.by_rank[number]) for number in waiting]
+    others = max((one for one in times if one is not None), default=0.0)
+    is_behind = (case.quiet_seconds(rank) or 0.0) + DEAD_SECONDS < others
+    return rank.alive is True and is_behind and case.may_have_ended_before(rank, waiting)

@@ -110,8 +110,6 @@ static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs,
             return false;
         tensor = PyList_GetItem(tensor, 0);
     }
-    if (!runs_kernel(method, tensor))
-        return false;
     to->op = method->op;
     to->redop = NULL;
     if (method->redop_at
@@ -119,7 +117,8 @@ static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs,
                  count > method->redop_at ? PyTuple_GetItem(args, method->redop_at) : NULL)))
         return false;
     Py_INCREF(tensor); /* a tensor's class may be the program's, and change the list */
-    to->shape = PyObject_GetAttr(tensor, shape_name);
+    to->dtype = NULL;
+    to->shape = runs_kernel(method, tensor) ? PyObject_GetAttr(tensor, shape_name) : NULL;
     to->dtype = to->shape ? PyObject_GetAttr(tensor, dtype_name) : NULL;
     Py_DECREF(tensor);
     if (to->dtype)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
-from ncclscope.analysis.waits.endings import failed
+from ncclscope.analysis.waits.endings import ended_by, failed, is_last
 from ncclscope.analysis.waits.minority import take_sides
+from ncclscope.analysis.waits.noted import raised_line
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -19,6 +20,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Call, Communicator, Finding, Rank
+from ncclscope.untrusted import printable
 
 __all__ = ["DeadRank"]
 
@@ -57,7 +59,9 @@ class DeadRank:
         diverging = {rank for difference in case.differences for rank in difference.odd}
         silent = []
         if not case.differences:
-            silent = [*self._silent_in_calls(case), *self._ended_past(case)]
+            silent = [
+                *self._silent_in_calls(case), *self._failed_inside(case), *self._ended_past(case)
+            ]  # fmt: skip
         yield from silent
         # Ranks that wait for such a rank in other calls wait for the same reason.
         diverging.update(rank for finding in silent for rank in finding.diverging_ranks)
@@ -130,6 +134,44 @@ class DeadRank:
                 if not case.may_have_ended_before(case.run.by_rank[number], living):
                     continue
                 yield self._silent(case, comm, number, heads[number], living, lived - seconds)
+
+    def _failed_inside(self, case: Case) -> Iterable[Finding]:
+        """Yield ranks that failed in a call that all members have posted."""
+        ranks = case.run.by_rank
+        inside: dict[tuple[str, int], list[int]] = {}
+        for rank in case.run.ranks:
+            if (call := rank.last_call()) is not None and ended_by(call, rank):
+                inside.setdefault((call.comm, call.seq), []).append(rank.rank)
+        for (key, seq), failing in inside.items():
+            comm, odd = case.run.communicators[key], ranks[failing[0]].last_call()
+            others = [number for number in comm.ranks if number not in failing]
+            if odd is None or len(others) < len(failing):
+                continue
+            if not all(is_last(ranks.get(number), odd) for number in others):
+                continue
+            ended = [ranks[number] for number in failing]
+            how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
+            yield Finding(
+                kind=self.name,
+                summary=(
+                    f"{sentence(ranks_text(failing))} failed in call {seq} on {comm_text(comm)}, "
+                    f"{call_text(odd)} ({printable(how)}), in which {ranks_text(others)} "
+                    f"{verb(others, 'wait')}."
+                ),
+                comm=comm,
+                seq=seq,
+                diverging_ranks=tuple(failing),
+                odd=odd,
+                peers=ranks[others[0]].last_call(),
+                confidence="likely",
+                analyzer=self.name,
+                evidence=(
+                    f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
+                    f"{call_text(odd)}; it is not known to have completed anywhere",
+                    *(line for rank in ended if (line := raised_line(case, rank))),
+                ),
+                inferred=("the exception comes from the line that made the call",),
+            )
 
     def _ended_past(self, case: Case) -> Iterable[Finding]:
         """Yield ranks that failed after a call in which most of its members still wait.

@@ -91,6 +91,9 @@ class InitStalled:
                 blames=True,
             )  # fmt: skip
             return
+        ended_inside = [n for n in absent if _ended_in(case, n, INIT)]
+        if len(ended_inside) < len(absent):  # these had come, and cannot be why others wait
+            absent = tuple(n for n in absent if n not in ended_inside)
         if absent:
             who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
             have = "has" if len(absent) == 1 else "have"
@@ -294,6 +297,14 @@ def _is_long(case: Case, number: int, noted: Noted) -> bool:
     if noted.activity.until_ns is not None:
         return True  # too long for the program, which gave up
     return noted.seconds >= (case.live_stall_seconds if rank.alive else case.stall_seconds)
+
+
+def _ended_in(case: Case, number: int, name: str) -> bool:
+    """Return whether a process was killed in a wait."""
+    rank = case.run.by_rank.get(number)
+    if rank is None or rank.exited or rank.alive is not False:
+        return False
+    return lasting(rank, name) is not None
 
 
 def _has_joined(case: Case, number: int) -> bool:

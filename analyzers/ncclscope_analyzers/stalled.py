@@ -11,6 +11,7 @@ from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.analysis.processes.motion import starved
 from ncclscope.analysis.processes.stack_wording import starved_text
+from ncclscope.analysis.waits.endings import ended_by, is_last, timed_out
 from ncclscope.analysis.waits.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, State
@@ -46,6 +47,7 @@ class Stalled:
                 yield from self._transfer(case, half)
         yield from self._left_behind(case)
         yield from self._spinning(case)
+        yield from self._timed_out(case)
         for comm, call in self._common_heads(case, behind):
             seconds = case.longest_common_quiet(comm.ranks)
             overdue = [rank for rank in comm.ranks if case.run.by_rank[rank].gave_up(call)]
@@ -67,7 +69,6 @@ class Stalled:
                     "within its timeout",
                     f"{ranks_text(overdue)} aborted it, or recorded calls after its timeout",
                 )
-
             elif _all_started(case, comm, call):
                 yield self._finding(
                     case,
@@ -109,6 +110,21 @@ class Stalled:
                     _alive_after("all ranks", seconds),
                 ),
             )
+
+    def _timed_out(self, case: Case) -> Iterable[Finding]:
+        """Describe a call that is the last of all members, and whose timeout ended processes."""
+        ended: dict[str, list[int]] = {}
+        for rank in case.run.ranks:
+            if (call := rank.last_call()) is not None and ended_by(call, rank, timed_out):
+                ended.setdefault(call.comm, []).append(rank.rank)
+        for key, ranks in ended.items():
+            comm = case.run.communicators[key]
+            call = case.run.by_rank[ranks[0]].last_call()
+            if call is None or any(rank in case.waits.heads for rank in comm.ranks):
+                continue  # with known progress, see below
+            if all(is_last(case.run.by_rank.get(rank), call) for rank in comm.ranks):
+                proof = f"{ranks_text(ranks)} ended because it had timed out"
+                yield self._finding(case, comm, call, "within its timeout", proof)
 
     def _spinning(self, case: Case) -> Iterable[Finding]:
         """Describe a hang that GPU load shows where the backend does not report completion."""

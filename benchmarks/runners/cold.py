@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.runners.records import StandInProbe, pynccl_module
 from benchmarks.runners.replays import captured
 from ncclscope.tracing import session
 from ncclscope_patches.probes.c10d import C10dProbe
@@ -114,6 +115,20 @@ def _probed(stack: ExitStack) -> Mapping[str, tuple[Any, Call]]:
     tracer = session.current()
     assert tracer is not None
 
+    direct = StandInProbe()
+    direct.active = True
+    module = pynccl_module()
+    direct.install(module)
+    stack.callback(direct.revert)
+    communicator = module.PyNcclCommunicator()
+
+    def gather() -> None:
+        communicator.group_start()
+        for _ in range(3):
+            communicator.all_gather(tensor, tensor)
+        communicator.group_end()
+
+    gather()
     queues, queue = _stand_in(stack, VllmQueues(), "MessageQueue", "enqueue", "dequeue")
     steps, worker = _stand_in(stack, VllmSteps(), "Worker", "execute_model", "sample_tokens")
     graphs, graph = _stand_in(stack, CudaGraphProbe(), "CUDAGraph", "replay")
@@ -123,6 +138,7 @@ def _probed(stack: ExitStack) -> Mapping[str, tuple[Any, Call]]:
     output = SimpleNamespace(total_num_scheduled_tokens=17)
     return {
         "c10d, all_reduce": (c10d, reduce),
+        "pynccl, a group of three all_gathers": (direct, gather),
         "a replay, 62 calls on 3 communicators": (graphs, graph.replay),
         "vLLM's enqueue": (queues, lambda: queue.enqueue(asked)),
         "vLLM's dequeue": (queues, lambda: queue.dequeue(indefinite=True)),

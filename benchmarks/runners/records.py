@@ -20,7 +20,13 @@ from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.c10d import C10dProbe
 from ncclscope_patches.vllm.pynccl import PyNcclProbe
 
-__all__ = ["bytes_of_a_line", "bytes_of_a_record", "measure"]
+__all__ = [
+    "StandInProbe",
+    "bytes_of_a_line",
+    "bytes_of_a_record",
+    "measure",
+    "pynccl_module",
+]
 
 LINE = {
     "call": "all_reduce",
@@ -164,23 +170,35 @@ class _Communicator:
     ) -> None:
         return None
 
+    def all_gather(self, output_tensor: Any, input_tensor: Any, stream: Any = None) -> None:
+        return None
 
-class _StandInProbe(PyNcclProbe):
+    def group_start(self) -> None:
+        return None
+
+    def group_end(self) -> None:
+        return None
+
+
+class StandInProbe(PyNcclProbe):
+    """Records the calls of the class in :func:`pynccl_module`."""
+
     target = "benchmarks.runners.stand_in"
 
 
-def _module() -> Any:
-    module: Any = ModuleType(_StandInProbe.target)
+def pynccl_module() -> Any:
+    """Return a module with a class like vLLM's."""
+    module: Any = ModuleType(StandInProbe.target)
     module.PyNcclCommunicator = type("PyNcclCommunicator", (_Communicator,), {})
-    for name in ("all_reduce", "all_gatherv"):
+    for name in ("all_reduce", "all_gatherv", "all_gather", "group_start", "group_end"):
         setattr(module.PyNcclCommunicator, name, getattr(_Communicator, name))
     module.NCCLLibrary = type("NCCLLibrary", (), {})
     return module
 
 
 def _pynccl(stack: ExitStack) -> dict[str, Loop]:
-    traced, plain = _module(), _module()
-    probe = _StandInProbe()
+    traced, plain = pynccl_module(), pynccl_module()
+    probe = StandInProbe()
     probe.active = True
     probe.install(traced)
     stack.callback(probe.revert)

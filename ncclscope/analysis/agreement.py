@@ -7,7 +7,7 @@ normally. Where the records end earlier, agreement is reported of the records al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import Case
@@ -16,6 +16,7 @@ from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
+from ncclscope.analysis.waits.endings import failed, timed_out
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
@@ -104,6 +105,8 @@ def judge_agreement(
             f"and {ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have "
             f"joined.",
         )
+    if failure := _failure(run):
+        return Agreement("unknown", f"{failure} {_agree(case)}")
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
         return Agreement("unknown", f"{differ} Later calls there cannot be compared.")
@@ -276,10 +279,34 @@ def _still_seconds(case: Case, rank: Rank) -> float | None:
     return seconds if isinstance(seconds, float) else case.quiet_seconds(rank)
 
 
-def _failures(run: Run) -> str:
+def _failure(run: Run) -> str:
+    """Return how a part of the job failed, though no rank is recorded to wait for it.
+
+    All ranks that fail alike agree. An engine fails if a worker of it is gone.
+    """
+    failing = [rank for rank in run.ranks if failed(rank)]
+    engines = [engine for engine in run.others if failed(engine)]
+    if len(failing) == len(run.ranks) or not (failing or engines):
+        return ""
+    known = any(rank.exited for rank in run.ranks)
+    gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
+    parts = [
+        f"Engine {engine.labels.get('engine', '?')} (pid {engine.pid}) ended with "
+        f"{printable(str(engine.details['ended_with'])).rstrip(': .')}."
+        for engine in engines[:_SHOWN]
+    ]
+    parts.append(_failures(failing))
+    if known and gone:
+        have = "is" if len(gone) == 1 else "are"
+        parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
+    parts.append("No rank is recorded to wait for another.")
+    return " ".join(filter(None, parts))
+
+
+def _failures(ranks: Iterable[Rank]) -> str:
     """Return which ranks ended with which exceptions, as sentences; empty if none did."""
     errors: dict[str, list[int]] = {}
-    for rank in run.ranks:
+    for rank in ranks:
         if error := rank.details.get("ended_with"):
             errors.setdefault(printable(str(error)).rstrip(": ."), []).append(rank.rank)
     return " ".join(
@@ -302,10 +329,11 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     """Judge the records of processes that have ended or whose state is unknown."""
     run = case.run
     if all(rank.exited for rank in run.ranks):
-        failed = _failures(run)
-        if not failed:
+        failures = _failures(run.ranks)
+        if not failures:
             return Agreement("ok", f"All processes exited normally. {_agree(case)}")
-        return Agreement("ok" if _calls(run) else "unknown", f"{failed} {_agree(case)}")
+        agreed = _calls(run) and not any(timed_out(rank) for rank in run.ranks)
+        return Agreement("ok" if agreed else "unknown", f"{failures} {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",

@@ -303,8 +303,12 @@ def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:
     if snapshot is None or snapshot.ras is None or not any(rank.logs for rank in run.ranks):
         return
     yield from _counted_by_hash(run, snapshot.ras.comms)
+    # Members are no identity where the hash is known: vLLM has a second group of each.
+    hashes = {comm.hash for comm in run.communicators.values()}
     counted: dict[tuple[int, ...], list[RasComm]] = {}
     for one in snapshot.ras.comms:
+        if one.hash in hashes:
+            continue
         if (members := _members(snapshot, one)) and any(rank.counts for rank in one.ranks):
             counted.setdefault(members, []).append(one)
     recorded: dict[tuple[int, ...], list[Communicator]] = {}

@@ -112,6 +112,7 @@ class RingFile(RingImage):
         states: Progress of each communicator, by its number.
         activities: Fields of the process's activities.
         device: The device section, read before any record; empty if there is none.
+        carried: Number of collectives that NCCL reported, by communicator; without those of none.
         scale: Factor on positions that leaves room for the calls of a replay; 1 in a ring without
             CUDA graphs.
         live: Whether the ring is still being written; set it before reading records.
@@ -128,14 +129,16 @@ class RingFile(RingImage):
         self.states: dict[int, ChannelState] = {}
         self.activities: list[tuple[int, ...]] = []
         self.device = b""
+        self.carried: dict[int, int] = {}
         self.scale = 1
         self._serial = next(_serials)
         self._pinned: Records | None = None
         # Less than the capacity, so that the preceding record is still there.
         self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
         try:
-            # Before the records: a call that has finished by now has been recorded.
+            # Before the records: a call that has been counted or has finished is recorded.
             self.device = self.read_device()
+            self.carried = self._read_carried()
             self._find_head()
             self.activities = self.read_activities()
             self.scale = layout.MOST_GRAPH_CALLS if self.graphs_used else 1
@@ -172,9 +175,7 @@ class RingFile(RingImage):
         """The calls of its CUDA graphs, read on demand."""
         return read_graphs(self)
 
-    @property
-    def carried(self) -> dict[int, int]:
-        """Number of collectives that NCCL reported, by communicator; without those of none."""
+    def _read_carried(self) -> dict[int, int]:
         data = self.read_bytes(layout.HEADER_CARRIED, 4 * layout.MAX_COMMS)
         counts = np.frombuffer(data[: len(data) // 4 * 4], "<u4").tolist()
         return {number: count for number, count in enumerate(counts, 1) if count}

@@ -22,6 +22,7 @@ __all__ = [
     "enter_group",
     "expect_plugin",
     "group_number",
+    "group_numbers",
     "groups",
     "is_announced",
     "is_suppressed",
@@ -44,7 +45,8 @@ _announced: dict[int, int] = {}
 groups: dict[int, list[int]] = {}
 """[depth, number] of the open NCCL group by thread identity."""
 
-_group_numbers = itertools.count(1)
+group_numbers = itertools.count(1)
+"""Numbers of the groups that are opened."""
 
 
 @contextlib.contextmanager
@@ -113,7 +115,7 @@ def enter_group() -> None:
     thread = threading.get_ident()
     state = groups.get(thread)
     if state is None:
-        groups[thread] = [1, next(_group_numbers)]
+        groups[thread] = [1, next(group_numbers)]
     else:
         state[0] += 1
 

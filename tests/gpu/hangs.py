@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ncclscope.attach.stacks import find_py_spy
 from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
@@ -125,6 +126,8 @@ def examine(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
         sources = {item["name"]: item for item in document.get("witnesses", ())}
         for name in ("ras", "gpu"):
             found[name] = sources.get(name, {}).get("says", "")
+        found["coverage"] = document["coverage"]["comms"]
+        found["py-spy"] = _top_frames(hang)
     hang.end()
     found["diagnose"] = answer_of(
         ask(hang.case, "diagnose", "diagnose", bundle if hang.from_bundle else hang.rings)
@@ -172,6 +175,27 @@ def _gpus() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+def _top_frames(hang: Hang) -> list[str]:
+    """Return the innermost Python frame of each main thread, as `py-spy dump` prints it."""
+    py_spy = find_py_spy()
+    if py_spy is None:
+        return ["no py-spy"]
+    texts = []
+    for pid in hang.pids:
+        done = subprocess.run(
+            [py_spy, "dump", "--pid", str(pid)], capture_output=True, text=True, check=False
+        )
+        texts.append(done.stdout or done.stderr)
+    keep(hang.case, "py-spy.txt", "\n".join(texts))
+    return [_innermost(text) for text in texts]
+
+
+def _innermost(text: str) -> str:
+    lines = iter(text.splitlines())
+    main = any('"MainThread"' in line for line in lines)
+    return next(lines, "").strip() if main else "no main thread"
+
+
 def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
     """Return what a Flight Recorder dump on demand says, to us and to torch's tool."""
     files = sorted(source.iterdir()) if source.is_dir() else []
@@ -215,9 +239,34 @@ def rows(directory: Path) -> Iterator[list[str]]:
             f"`{file.parent.name}`: {found['planted']}",
             *(spelled(found[tool]) if tool in found else "all had ended" for tool in TOOLS),
             "" if quiet is None else f"{quiet * 1e3:.0f} ms" if quiet < 1 else f"{quiet:.1f} s",
+            _coverage_in_short(found.get("coverage")),
             _ras_in_short(found.get("ras") or "not asked"),
             *_dumps_in_short(found),
+            _frames_in_short(found.get("py-spy", ())),
         ]
+
+
+def _coverage_in_short(comms: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return how many calls NCCL counted, and on which communicators fewer are recorded."""
+    if comms is None:
+        return "not asked"
+    counted = [one for one in comms if one["counted"] is not None]
+    differ = [
+        f"{one['label']} {one['recorded']} of {one['counted']}"
+        for one in counted
+        if one["recorded"] != one["counted"]
+    ]
+    if differ or not counted:
+        return "; ".join(differ) or "nothing counted"
+    return f"all {sum(one['counted'] for one in counted)} on {len(counted)} communicators"
+
+
+def _frames_in_short(frames: Sequence[str]) -> str:
+    """Return each innermost frame with the ranks, by their place, that are in it."""
+    ranks: dict[str, list[int]] = {}
+    for place, frame in enumerate(frames):
+        ranks.setdefault(re.sub(r"\(.*/", "(", frame), []).append(place)
+    return "; ".join(f"{' '.join(map(str, at))}: {frame}" for frame, at in ranks.items())
 
 
 def _ras_in_short(text: str) -> str:
@@ -252,8 +301,9 @@ def spelled(verdict: Mapping[str, Any] | str) -> str:
 def main() -> None:
     """Print the table, or put it into a page."""
     directory, *page = map(Path, sys.argv[1:])
-    heads = ["planted", *TOOLS, "quiet when watch spoke", "NCCL RAS"]
-    heads += ["Flight Recorder's dumps, on request: ncclscope", "torchfrtrace"]
+    heads = ["planted", *TOOLS, "quiet when watch spoke", "recorded of the calls NCCL counted"]
+    heads += ["NCCL RAS", "Flight Recorder's dumps, on request: ncclscope", "torchfrtrace"]
+    heads += ["py-spy dump, innermost frame of each rank"]
     lines = [heads, ["---"] * len(heads), *rows(directory)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     if not page:

@@ -72,7 +72,7 @@ def test_a_stopped_worker_of_prefill_is_named(pair: KvPair) -> None:
     finally:
         os.kill(stopped, signal.SIGCONT)
     # A read that needs no help of the other side's processor does not wait for it.
-    if not any(one["recv"] for one in document["transfers"]["waiting"]):
+    if not any(one["receive"] for one in document["transfers"]["waiting"]):
         pytest.skip("the blocks were read although the worker was stopped")
     assert (status, document["status"]) == (1, "hung")
     verdict = pair.stalled(document)

@@ -104,6 +104,7 @@ class KvPair:
         }
         given, environment = self._on_gpus(name) if self._gpus else self._on_cpu()
         environment |= {
+            "VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(self._lease),  # before vLLM 0.30
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
             "NCCLSCOPE_TEST_TIMING": str(self._timing),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope.analysis.coverage import survey
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
@@ -24,6 +25,7 @@ from tests.support.snapshots import (
 )
 
 DDP = [{"kind": "ddp", "text": "gradient buckets of DistributedDataParallel", "comms": []}]
+ELSEWHERE = stack("train.py:1 <module>", "train.py:31 train")
 BACKWARD = stack(
     "train.py:1 <module>",
     "train.py:31 train",
@@ -396,6 +398,31 @@ def test_counts_that_differ_outrank_records_that_agree(tmp_path: Path) -> None:
     (counted,) = verdict.coverage.comms
     assert (counted.by, counted.recorded, counted.counted) == ("ras", 3, 59)
     assert not verdict.coverage.complete
+
+
+def test_counts_of_ras_belong_to_the_communicator_of_their_hash(tmp_path: Path) -> None:
+    """As in vLLM, where torch has a group of the same members, and posts nothing on it."""
+    cluster = Cluster(tmp_path, 2)
+    for label in ("tp:0/device", "tp:0"):
+        for rank in range(2):
+            cluster.comm(rank, label, range(2), "nccl")
+    for _ in range(3):
+        cluster.post(range(2), "tp:0", backend="nccl", done=False)
+    run = cluster.run(quiet=1.0)
+    own = {
+        key: replace(comm, hash="1f" if comm.label == "tp:0" else comm.hash)
+        for key, comm in run.communicators.items()
+    }
+    ranks = tuple(RasRank(n, "node-0", 1000 + n, {"AllReduce": 3}) for n in range(2))
+    answer = RasAnswer("", "2.28.9", (RasComm("1f", 2, ranks),), is_json=True, communicators=1)
+    seen = snapshot([worker(rank, ELSEWHERE, world_size=2) for rank in range(2)], ras=answer)
+
+    coverage = survey(replace(run, communicators=own, snapshot=seen))
+
+    assert [(one.comm.label, one.recorded, one.counted) for one in coverage.comms] == [
+        ("tp:0", 3, 3)
+    ]
+    assert coverage.complete
 
 
 def test_a_probe_that_refused_a_function_makes_coverage_incomplete(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Verdict, diagnose, open_run
-from ncclscope.model import Activity
+from ncclscope.model import Activity, Rank
 from tests.support.cluster import Cluster
 
 SIZE = 4
@@ -57,13 +57,102 @@ def test_exceptions_before_the_first_call_are_no_agreement(tmp_path: Path) -> No
     assert "exited normally" not in verdict.summary
 
 
-def test_exceptions_after_calls_that_agree_are_named(tmp_path: Path) -> None:
+def test_exceptions_of_some_ranks_are_no_agreement(tmp_path: Path) -> None:
     verdict = ended(tmp_path, 3, {0: ERROR, 2: "KeyError: 'loss'"})
 
-    assert verdict.status == "ok"
+    assert verdict.status == "unknown"
     assert "Rank 0 ended with AssertionError" in verdict.summary
     assert "Rank 2 ended with KeyError: 'loss'." in verdict.summary
     assert "exited normally" not in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ERROR, "ok"), ("KeyboardInterrupt", "ok"), ("RuntimeError: Timed out waiting", "unknown")],
+)
+def test_ranks_that_fail_alike_agree_unless_a_call_timed_out(
+    tmp_path: Path, error: str, status: str
+) -> None:
+    assert ended(tmp_path, 3, dict.fromkeys(range(SIZE), error)).status == status
+
+
+def failed_at(rank: Rank, error: str, place: str) -> Rank:
+    """Return a rank that an exception at this place ended."""
+    raised = Activity("raised", f"{error.partition(':')[0]} at {place}", 1, 1, 1, 1)
+    details = {**rank.details, "ended_with": error}
+    return replace(rank, exited=True, alive=False, activities={"raised": raised}, details=details)
+
+
+def failed_in_last_call(
+    directory: Path, errors: dict[int, str], place: str = "model.py:10 all_reduce"
+) -> Verdict:
+    """Return the verdict on ranks that all posted a call over NCCL, which ended some of them."""
+    cluster = Cluster(directory, SIZE)
+    cluster.post(range(SIZE), "world", backend="nccl", done=False)
+    run = cluster.run(quiet=3.0)
+    ranks = tuple(
+        failed_at(rank, errors[rank.rank], place)
+        if rank.rank in errors
+        else replace(rank, alive=False)
+        for rank in run.ranks
+    )
+    return diagnose(replace(run, ranks=ranks))
+
+
+def test_a_rank_that_failed_in_a_call_of_all_is_named(tmp_path: Path) -> None:
+    error = "DistBackendError: NCCL error, unhandled system error"
+    verdict = failed_in_last_call(tmp_path, {3: error})
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (3,))
+    assert verdict.cause.confidence == "likely"
+    assert "unhandled system error" in verdict.summary
+
+
+def test_an_exception_from_another_line_is_not_of_the_call(tmp_path: Path) -> None:
+    verdict = failed_in_last_call(tmp_path, {3: "ValueError: no"}, "model.py:11 step")
+
+    assert verdict.cause is None
+    assert verdict.status == "unknown"
+    assert "Rank 3 ended with ValueError: no. Ranks 0-2 are gone without an exit." in (
+        verdict.summary
+    )
+
+
+def test_most_of_the_ranks_cannot_have_failed_alone(tmp_path: Path) -> None:
+    verdict = failed_in_last_call(tmp_path, dict.fromkeys((0, 1, 3), "ValueError: no"))
+
+    assert verdict.cause is None
+    assert verdict.status == "unknown"
+
+
+def test_a_call_whose_timeout_ended_its_ranks_does_not_complete(tmp_path: Path) -> None:
+    error = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
+    verdict = failed_in_last_call(tmp_path, dict.fromkeys(range(SIZE), error))
+
+    assert verdict.cause is not None
+    assert (verdict.status, verdict.cause.kind) == ("hung", "stalled")
+    assert verdict.cause.candidate_ranks == tuple(range(SIZE))
+
+
+def test_a_worker_whose_engine_failed_with_it_is_named(tmp_path: Path) -> None:
+    """An engine ends all workers when one is gone, so that none has to wait for it."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world", 3)
+    run = cluster.run(quiet=1.0)
+    ranks = tuple(
+        replace(rank, alive=False, exited=rank.rank != 1, labels={"engine": "0"})
+        for rank in run.ranks
+    )
+    engine = failed_at(replace(ranks[0], rank=-1, logs={}), "RuntimeError: Executor failed.", "x")
+
+    verdict = diagnose(replace(run, ranks=ranks, others=(engine,)))
+
+    assert verdict.status == "unknown"
+    assert f"Engine 0 (pid {engine.pid}) ended with RuntimeError: Executor failed." in (
+        verdict.summary
+    )
+    assert "Rank 1 is gone without an exit." in verdict.summary
 
 
 def killed(directory: Path, seconds: dict[int, float]) -> Verdict:
@@ -318,6 +407,25 @@ def test_ranks_that_failed_in_the_rendezvous_do_not_wait_any_more(tmp_path: Path
         "All ranks failed in init_process_group (gloo at a.py:3) after less than a second (rank 0 "
         "ended with RuntimeError: refused, 0), and no record shows why."
     )
+
+
+def test_a_rank_that_was_killed_in_the_rendezvous_had_come_to_it(tmp_path: Path) -> None:
+    """An engine kills the other workers when one fails: they are not why peers wait."""
+    cluster = Cluster(tmp_path, SIZE)
+    run = cluster.run()
+    now = time.time_ns()
+    waits = Activity("init_process_group", "nccl at a.py:3", 600, 1, now - 60_000_000_000, None)
+    raised = Activity("raised", "DistNetworkError at a.py:3", 0, 1, now, now)
+    ranks = [
+        replace(rank, alive=rank.rank > 1, last_seen_ns=now, activities={waits.name: waits})
+        for rank in run.ranks
+    ]
+    ranks[0] = replace(ranks[0], exited=True, activities={"raised": raised})
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (0,))
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ncclscope.model import Rank
+from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import RAISED
 
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.waits.waits import Waits
 
-__all__ = ["failed", "interrupted_after", "lost_by_peers"]
+__all__ = ["ended_by", "failed", "interrupted_after", "is_last", "lost_by_peers", "timed_out"]
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
+_OF_OTHERS = ("TimeoutError", "queue.Empty", "subprocess.TimeoutExpired")
+"""Exceptions of sockets, queues and stores of the program."""
 _AT_ONCE_NS = 2_000_000_000
 _LOST = re.compile(
     r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited",
@@ -29,7 +32,41 @@ _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 def failed(rank: Rank) -> bool:
     """Return whether a process ended with an exception that no peer can have caused."""
     error = str(rank.details.get("ended_with") or "")
-    return bool(error) and not (_LOST.search(error) or _TIMED_OUT.search(error))
+    caused = error.startswith(_INTERRUPTS) or _LOST.search(error) or _TIMED_OUT.search(error)
+    return bool(error) and not caused
+
+
+def timed_out(rank: Rank) -> bool:
+    """Return whether a process ended because a call of torch's had timed out."""
+    error = str(rank.details.get("ended_with") or "")
+    return bool(_TIMED_OUT.search(error)) and not error.startswith(_OF_OTHERS)
+
+
+def ended_by(call: Call, rank: Rank, how: Callable[[Rank], bool] = failed) -> bool:
+    """Return whether a process ended with an exception that this call raised on its own line.
+
+    The call is recorded before it is made, so that a rank that failed in it appears to be in it.
+
+    Args:
+        call: The last call of the process.
+        rank: The process.
+        how: What is to be true of its exception.
+    """
+    raised = rank.activities.get(RAISED)
+    if call.state is State.COMPLETED or raised is None or not how(rank):
+        return False
+    place = (raised.detail or "").partition(" at ")[2]
+    return bool(place) and place in (call.site, call.user_site, call.full_site)
+
+
+def is_last(rank: Rank | None, call: Call) -> bool:
+    """Return whether a rank posted a call of its peer last, and did not complete it."""
+    last = None if rank is None else rank.last_call()
+    return (
+        last is not None
+        and (last.comm, last.seq) == (call.comm, call.seq)
+        and last.state is not State.COMPLETED
+    )
 
 
 def interrupted_after(records: Records, rank: Rank) -> float | None:

@@ -30,10 +30,12 @@ PyObject *ns_posting(PyObject *module, PyObject *args);
 PyObject *ns_setter(PyObject *module, PyObject *function);
 PyObject *ns_note_redop(PyObject *module, PyObject *args);
 PyObject *ns_take_noted(PyObject *module, PyObject *options);
+PyObject *ns_use_capturing(PyObject *module, PyObject *function);
 PyObject *ns_use_redops(PyObject *module, PyObject *names);
 PyObject *ns_post_of(PyObject *module, PyObject *args);
 bool ns_posting_ready(void); /* false with an error set */
 PyObject *ns_replaced(PyObject *module, PyObject *args);
+PyObject *ns_grouped(PyObject *module, PyObject *args);
 PyObject *ns_waited(PyObject *module, PyObject *args);
 bool ns_replaced_ready(void); /* false with an error set */
 PyObject *ns_call_as_given(PyObject *function, PyObject *const *args, Py_ssize_t count,

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "addresses.h"
+#include "grouped.h"
 #include "module.h"
 #include "place.h"
 #include "posting.h"
@@ -27,7 +28,7 @@ typedef struct Method {
     PyObject_HEAD
     PyObject *known; /* Post by id of the object that has the method */
     PyObject *read;
-    PyObject *groups, *suppressing; /* of scope: empty most of the time */
+    PyObject *groups, *suppressing; /* of scope */
     PyObject *op;               /* of a plan; NULL if only `read` knows the parameters */
     Py_ssize_t tensor_at, redop_at;
     PyObject *plain, *modes; /* of an operator: as operators.plain_types and modes(); else NULL */
@@ -39,10 +40,13 @@ typedef struct Setter {
     PyObject *assign;
 } Setter;
 
+enum { ALWAYS_SUM = 64 }; /* position of a reduction that is none of the arguments */
+
 static PyTypeObject *post_type, *method_type, *setter_type;
 static PyObject *shape_name, *dtype_name, *meta_name, *waits_name, *usual_redop;
 static PyObject *redop_names; /* by id: (the object, its name); grows, and keeps both alive */
 static PyObject *last_redop, *last_name; /* the one that was looked up last */
+static PyObject *capturing_now; /* torch's own function, once CUDA is in use; asked instead */
 static PyObject *noted_options, *noted_redop; /* the first is borrowed, and only compared */
 
 /* --- parameters --------------------------------------------------------------------------------- */
@@ -102,7 +106,8 @@ static bool runs_kernel(const Method *method, PyObject *tensor)
 static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs, ns_planned *to)
 {
     Py_ssize_t count = PyTuple_Size(args);
-    if (!method->op || (kwargs && PyDict_Size(kwargs)) || count <= method->tensor_at)
+    bool is_usual = !method->redop_at || method->redop_at >= ALWAYS_SUM;
+    if (!method->op || count <= method->tensor_at || (kwargs && PyDict_Size(kwargs) && !is_usual))
         return false;
     PyObject *tensor = PyTuple_GetItem(args, method->tensor_at);
     if (Py_TYPE(tensor) == &PyList_Type) {
@@ -197,13 +202,25 @@ PyObject *ns_use_redops(PyObject *Py_UNUSED(module), PyObject *names)
     Py_RETURN_NONE;
 }
 
+PyObject *ns_use_capturing(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    PyObject *before = capturing_now;
+    capturing_now = function == Py_None ? NULL : function;
+    Py_XINCREF(capturing_now);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
 /* --- calls -------------------------------------------------------------------------------------- */
 
 static bool is_capturing(const Post *post)
 {
     if (post->capturing == Py_None)
         return false;
-    PyObject *answer = PyObject_CallFunctionObjArgs(post->capturing, NULL);
+    PyObject *ask = capturing_now ? capturing_now : post->capturing;
+    Py_INCREF(ask);
+    PyObject *answer = PyObject_CallNoArgs(ask);
+    Py_DECREF(ask);
     bool capturing = !answer || answer != Py_False;
     Py_XDECREF(answer);
     return capturing;
@@ -224,16 +241,17 @@ static ns_packed template_of(const Post *post, PyObject *parameters, PyObject *p
     return packed;
 }
 
-static int64_t record_packed(const Post *post, ns_packed packed)
+static int64_t record_packed(const Post *post, ns_packed packed, uint64_t group)
 {
     ns_channel *channel = ((Channel *)post->channel)->channel;
     if (!packed.fixed)
         return -1;
-    return packed.signature ? ns_post(channel, packed.fixed, packed.signature, 0, 0, 0, 0)
-                            : ns_post_p2p(channel, packed.fixed, 0, 0, 0, 0);
+    return packed.signature ? ns_post(channel, packed.fixed, packed.signature, 0, 0, group, 0)
+                            : ns_post_p2p(channel, packed.fixed, 0, 0, group, 0);
 }
 
-static int64_t record_planned(const Post *post, const ns_planned *call, PyObject *place)
+static int64_t record_planned(const Post *post, const ns_planned *call, PyObject *place,
+                              uint64_t group)
 {
     ns_packed packed = ns_seen_find(post->seen, call, place);
     if (!packed.fixed) {
@@ -244,24 +262,26 @@ static int64_t record_planned(const Post *post, const ns_planned *call, PyObject
         if (packed.fixed)
             ns_seen_add(post->seen, call, place, packed);
     }
-    return record_packed(post, packed);
+    return record_packed(post, packed, group);
 }
 
 static int64_t record_by(const Method *method, const Post *post, PyObject *args, PyObject *kwargs)
 {
     int64_t position = -1;
+    uint64_t group;
     ns_planned call;
-    PyObject *place = is_capturing(post) ? NULL : ns_place_here();
+    PyObject *place =
+        is_capturing(post) || !ns_group_open(method->groups, &group) ? NULL : ns_place_here();
     if (!place)
         return -1;
     if (read_planned(method, args, kwargs, &call)) {
-        position = record_planned(post, &call, place);
+        position = record_planned(post, &call, place, group);
         Py_DECREF(call.shape);
         Py_DECREF(call.dtype);
     } else if (!PyErr_Occurred() && method->read != Py_None) {
         PyObject *parameters = read_parameters(method, args, kwargs);
         if (parameters)
-            position = record_packed(post, template_of(post, parameters, place));
+            position = record_packed(post, template_of(post, parameters, place), group);
         Py_XDECREF(parameters);
     }
     return position;
@@ -277,7 +297,7 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
     const Method *method = (Method *)self;
     PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
     call->position = -1;
-    if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->suppressing)) {
+    if (thing && !PyDict_Size(method->suppressing)) {
         Post *post = (Post *)ns_addresses_find(method->known, thing);
         if (post && Py_TYPE(post) == post_type) {
             Py_INCREF(post);

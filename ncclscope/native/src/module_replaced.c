@@ -6,6 +6,7 @@
 #include <structmember.h>
 
 #include "addresses.h"
+#include "grouped.h"
 #include "kept.h"
 #include "module.h"
 #include "posting.h"
@@ -19,12 +20,16 @@ typedef struct Replaced {
     PyObject *patch;
     PyObject *state;     /* its __dict__ */
     PyObject *pending;   /* works.pending, of addresses.h */
-    PyObject *slow;      /* records in Python; NULL for Work.wait() */
+    PyObject *slow;      /* records in Python; NULL for Work.wait() and for groups */
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
     PyObject *listeners; /* of scope */
     Py_ssize_t most; /* works to keep; 0 if `after` must have all; -1 if a call that returns has completed */
     int can_be_off;
+    PyObject *groups;  /* of scope, for a method that opens or ends a group; else NULL */
+    PyObject *numbers; /* of the groups that it opens; NULL if it ends them */
+    PyObject *marked;  /* whether `ended` has work; of device_streams */
+    PyObject *ended;   /* called after the end of a group, with whether that failed */
 } Replaced;
 
 static PyTypeObject *replaced_type;
@@ -185,9 +190,47 @@ static bool completed(const Replaced *self, PyObject *work)
     return is_well;
 }
 
+/* End a group whether or not the method that ends it has failed, whose error stays. */
+static PyObject *end_group(const Replaced *self, PyObject *args, PyObject *keywords)
+{
+    PyObject *type, *error, *trace;
+    bool active = is_active(self);
+    PyObject *result = PyObject_Call(self->function, args, keywords);
+    if (!active)
+        return result;
+    PyErr_Fetch(&type, &error, &trace);
+    bool is_well = ns_group_leave(self->groups);
+    if (is_well && PyDict_Size(self->marked) > 0) {
+        PyObject *done =
+            PyObject_CallFunctionObjArgs(self->ended, result ? Py_False : Py_True, NULL);
+        is_well = done != NULL;
+        Py_XDECREF(done);
+    }
+    if (!is_well && !contained(self)) {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+        Py_CLEAR(result);
+        return NULL;
+    }
+    PyErr_Restore(type, error, trace);
+    return result;
+}
+
+static PyObject *open_group(const Replaced *self, PyObject *args, PyObject *keywords)
+{
+    PyObject *result = PyObject_Call(self->function, args, keywords);
+    if (result && is_active(self) && !ns_group_enter(self->groups, self->numbers)
+        && !contained(self))
+        Py_CLEAR(result);
+    return result;
+}
+
 static PyObject *call(PyObject *object, PyObject *args, PyObject *keywords)
 {
     const Replaced *self = (Replaced *)object;
+    if (self->groups)
+        return self->numbers ? open_group(self, args, keywords) : end_group(self, args, keywords);
     if (self->slow)
         return enqueue(self, args, keywords);
     PyObject *result = PyObject_Call(self->function, args, keywords);
@@ -226,6 +269,7 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
     self->state = state;
     self->slow = self->method = self->after = self->listeners = NULL;
     self->most = self->can_be_off = 0;
+    self->groups = self->numbers = self->marked = self->ended = NULL;
     Py_INCREF(function);
     Py_INCREF(patch);
     Py_INCREF(pending);
@@ -272,6 +316,31 @@ PyObject *ns_waited(PyObject *Py_UNUSED(module), PyObject *args)
     return (PyObject *)self;
 }
 
+PyObject *ns_grouped(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *patch, *pending, *groups, *numbers, *marked = NULL, *ended = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO!O|O!O", &function, &patch, &pending, &PyDict_Type, &groups,
+                          &numbers, &PyDict_Type, &marked, &ended))
+        return NULL;
+    if (numbers == Py_None ? !ended : !PyIter_Check(numbers)) {
+        PyErr_SetString(PyExc_TypeError, "neither opens a group nor ends one");
+        return NULL;
+    }
+    Replaced *self = made(function, patch, pending);
+    if (!self)
+        return NULL;
+    self->groups = groups;
+    self->numbers = numbers == Py_None ? NULL : numbers;
+    self->marked = marked;
+    self->ended = ended;
+    Py_INCREF(groups);
+    Py_XINCREF(self->numbers);
+    Py_XINCREF(marked);
+    Py_XINCREF(ended);
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
 static int traverse(PyObject *object, visitproc visit, void *arg)
 {
     Replaced *self = (Replaced *)object;
@@ -307,6 +376,10 @@ static void replaced_free(PyObject *object)
     Py_XDECREF(self->method);
     Py_XDECREF(self->after);
     Py_XDECREF(self->listeners);
+    Py_XDECREF(self->groups);
+    Py_XDECREF(self->numbers);
+    Py_XDECREF(self->marked);
+    Py_XDECREF(self->ended);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }

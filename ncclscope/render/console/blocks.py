@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ncclscope.analysis.coverage import Coverage
-from ncclscope.analysis.wording import comm_text, ranks_text
+from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Finding
 from ncclscope.untrusted import printable
 
@@ -90,15 +90,10 @@ def knowledge(cause: Finding, how: str = "recorded") -> RenderableType:
 
 
 def coverage_block(coverage: Coverage) -> list[RenderableType]:
-    """Return what the records miss, and communicators whose calls another source counted."""
+    """Return what the records miss."""
     lines = [item(printable(text)) for text in coverage.unseen[:_UNSEEN_SHOWN]]
     if (more := len(coverage.unseen) - _UNSEEN_SHOWN) > 0:
         lines.append(item(f"and {more} more, see --json"))
-    differing = [one for one in coverage.comms if one.counted != one.recorded]
-    lines += [
-        item(f"{comm_text(one.comm)}: {one.recorded} recorded, {one.counted} counted by {one.by}")
-        for one in differing
-    ]
     return [section("not recorded"), *lines] if lines else []
 
 

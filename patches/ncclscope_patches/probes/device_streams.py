@@ -27,6 +27,7 @@ __all__ = [
     "end_group",
     "finish",
     "finish_replay",
+    "in_groups",
     "of_tensor",
     "start",
     "start_replay",
@@ -52,7 +53,7 @@ Mark = tuple[
 place, its arguments, and whether only a return value of None proves that it ran there."""
 
 
-_grouped: dict[int, list[Marks]] = {}
+in_groups: dict[int, list[Marks]] = {}
 """Communicators with calls in the open NCCL group, by thread identity."""
 
 
@@ -121,7 +122,7 @@ def finish(mark: Mark, result: Any) -> None:
             place = found
         marks.end(place[1], capture, place[0], grouped=grouped)
         if grouped:
-            mine = _grouped.setdefault(threading.get_ident(), [])
+            mine = in_groups.setdefault(threading.get_ident(), [])
             if marks not in mine:
                 mine.append(marks)
     except Exception as error:
@@ -130,9 +131,9 @@ def finish(mark: Mark, result: Any) -> None:
 
 def end_group(*, failed: bool) -> None:
     """Count the calls of the NCCL group that has just ended on this thread."""
-    if not _grouped or scope.group_number():
+    if not in_groups or scope.group_number():
         return
-    for marks in _grouped.pop(threading.get_ident(), ()):
+    for marks in in_groups.pop(threading.get_ident(), ()):
         try:
             if failed:
                 marks.drop_group()
@@ -205,4 +206,4 @@ def _is_capturing() -> bool:
     return bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-session.on_reset(_grouped.clear)
+session.on_reset(in_groups.clear)

@@ -20,20 +20,27 @@ from ncclscope_patches.probes.device_streams import Where
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, NOWHERE, Handle, Handles
 
-__all__ = ["After", "Read", "plan", "put_posting"]
+__all__ = ["ALWAYS_SUM", "After", "Read", "plan", "put_posting"]
 
 Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 """Return a call's parameters, in the order of :func:`recording.record`, from its arguments."""
 
 
+ALWAYS_SUM = 64
+"""Position of a reduction for :func:`plan` that is a sum whatever the arguments are."""
+
+
 def plan(read: Read, op: str, tensor: int, redop: int = 0) -> Read:
-    """Let the core read the parameters of calls with one tensor and no keyword arguments.
+    """Let the core read the parameters of calls with one tensor.
+
+    A call with keyword arguments is left to `read` if the reduction may be among them.
 
     Args:
         read: Reads all calls, and those to the same parameters.
         op: Canonical name of the operation.
         tensor: Position of the tensor, or of the list with it.
-        redop: Position of the reduction, or of the object with it; 0 if there is none.
+        redop: Position of the reduction, or of the object with it; 0 if there is none, and
+            :data:`ALWAYS_SUM` if it is no argument.
     """
     read.plan = op, tensor, redop  # type: ignore[attr-defined]
     return read

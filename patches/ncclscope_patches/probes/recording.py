@@ -301,6 +301,9 @@ def _ask_when_initialised() -> bool:
         return False
     asked = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
     is_capturing = asked
+    core = native.core()
+    if core is not None:
+        core.use_capturing(asked)
     return asked is not None and bool(asked())
 
 
@@ -308,6 +311,9 @@ def _stop_watching() -> None:
     """Stop asking CUDA, which a forked child cannot use."""
     global is_capturing
     is_capturing = None
+    core = native.core()
+    if core is not None:
+        core.use_capturing(None)
 
 
 session.on_reset(_stop_watching)

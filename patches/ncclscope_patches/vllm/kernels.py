@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from ncclscope.tracing import coverage
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.device_streams import Place, of_tensor
-from ncclscope_patches.probes.posting import Read, put_posting
+from ncclscope_patches.probes.posting import ALWAYS_SUM, Read, plan, put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handles
 
@@ -37,7 +37,9 @@ def _reader(op: str, name: str, redop: str | None) -> Read:
         tensor = args[1] if len(args) > 1 else kwargs[name]
         return op, tensor.shape, tensor.dtype, redop
 
-    return read
+    if redop not in (None, "sum"):
+        return read
+    return plan(read, op, 1, ALWAYS_SUM if redop else 0)
 
 
 class _KernelProbe(Patch):

@@ -7,15 +7,24 @@ Flight Recorder nor the c10d probe sees these calls. All of them go through
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from ncclscope import native
 from ncclscope.tracing import coverage, scope, session
-from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.device_streams import STREAM_UNKNOWN, Place, Where, checked, end_group
+from ncclscope_patches.probes import process_groups, works
+from ncclscope_patches.probes.device_streams import (
+    STREAM_UNKNOWN,
+    Place,
+    Where,
+    checked,
+    end_group,
+    in_groups,
+)
 from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Before, Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, record, watch_captures
@@ -111,13 +120,24 @@ class PyNcclProbe(Patch):
             scope.leave_group()
             end_group(failed=sys.exc_info()[0] is not None)
 
-        self.replace(cls, "group_start", after=start)
-        if hasattr(cls, "group_end"):
-            end = self.guard_scope(cls.group_end, lambda args, kwargs: True, leave)
-            self.put(cls, "group_end", end)
+        core = native.core()
+        if core is None:
+            self.replace(cls, "group_start", after=start)
+            if hasattr(cls, "group_end"):
+                end = self.guard_scope(cls.group_end, lambda args, kwargs: True, leave)
+                self.put(cls, "group_end", end)
+        else:
+            self._put_grouped(core, cls, "group_start", scope.group_numbers)
+            self._put_grouped(core, cls, "group_end", None, in_groups, _ended)
         if hasattr(cls, "batch_isend_irecv"):
             batch = self.guard_scope(cls.batch_isend_irecv, enter, leave)
             self.put(cls, "batch_isend_irecv", batch)
+
+    def _put_grouped(self, core: Any, cls: Any, name: str, *how: Any) -> None:
+        function = getattr(cls, name, None)
+        if callable(function) and not self.has_replaced(function):
+            replaced = core.grouped(function, self, works.pending, scope.groups, *how)
+            self.put(cls, name, functools.update_wrapper(replaced, function))
 
     def _declare_before_init(self, cls: Any, library: Any) -> None:
         """Record the communicator before NCCL connects, where a rank may hang."""
@@ -145,6 +165,10 @@ class PyNcclProbe(Patch):
 
         self.put(cls, "__init__", self.guard_scope(cls.__init__, enter, leave))
         self.watch_connecting(library, connect)
+
+
+def _ended(failed: bool) -> None:
+    end_group(failed=failed)
 
 
 def _open(comm: Any) -> Handle:

@@ -7,6 +7,8 @@ takes the path of unequal sizes in a dispatch of expert parallelism, where all a
 ``swap`` posts the reduce_scatter that comes after a dispatch before it; and
 ``skip_all_reduce`` leaves out one of tensor parallelism on GPUs. It sits above the probes, so
 that what is recorded is what is posted.
+
+The rank that NCCLSCOPE_TEST_LACKS names does not know of another dispatcher.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ DIVERGING_RANK = 1
 
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``."""
+    if lacking := os.environ.get("NCCLSCOPE_TEST_LACKS"):
+        _take_dispatcher_from(int(lacking))
     order = os.environ.get("NCCLSCOPE_TEST_FAULT")
     if not order:
         return
@@ -47,6 +51,25 @@ def register() -> None:
         _replace(
             CudaCommunicator, "all_reduce", _without, Path(order), ("skip_all_reduce",), _is_tp
         )
+
+
+def _take_dispatcher_from(lacking: int) -> None:
+    """Give one rank vLLM's own dispatcher, before its groups are created."""
+    import torch
+    from vllm.distributed.device_communicators import all2all
+    from vllm.distributed.parallel_state import GroupCoordinator
+
+    usual = GroupCoordinator.__init__
+
+    def planted(self: Any, *args: Any, **kwargs: Any) -> None:
+        manager = all2all.AgRsAll2AllManager
+        if torch.distributed.get_rank() == lacking and manager.__module__ != all2all.__name__:
+            all2all.AgRsAll2AllManager = manager.__base__
+        usual(self, *args, **kwargs)
+
+    if not getattr(usual, "planted", False):
+        planted.planted = True  # type: ignore[attr-defined]
+        GroupCoordinator.__init__ = planted
 
 
 def _keep_async_scheduling(platform: Any) -> None:

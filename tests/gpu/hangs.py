@@ -247,18 +247,26 @@ def rows(directory: Path) -> Iterator[list[str]]:
 
 
 def _coverage_in_short(comms: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return how many calls NCCL counted, and on which communicators fewer are recorded."""
+    """Return how many calls NCCL counted, and on which communicators fewer are recorded.
+
+    What NCCL reported to the profiler plugin counts before what RAS says. RAS counts launches, of
+    which a v-collective has several.
+    """
     if comms is None:
         return "not asked"
-    counted = [one for one in comms if one["counted"] is not None]
-    differ = [
+    found: dict[str, Mapping[str, Any]] = {}
+    for one in comms:
+        if one["counted"] is not None and (one["key"] not in found or one["by"] == "nccl"):
+            found[one["key"]] = one
+    fewer = [
         f"{one['label']} {one['recorded']} of {one['counted']}"
-        for one in counted
-        if one["recorded"] != one["counted"]
+        f"{' launches' if one['by'] == 'ras' else ''}"
+        for one in found.values()
+        if one["recorded"] < one["counted"]
     ]
-    if differ or not counted:
-        return "; ".join(differ) or "nothing counted"
-    return f"all {sum(one['counted'] for one in counted)} on {len(counted)} communicators"
+    if fewer or not found:
+        return "; ".join(fewer) or "nothing counted"
+    return f"all {sum(one['counted'] for one in found.values())} on {len(found)} communicators"
 
 
 def _frames_in_short(frames: Sequence[str]) -> str:
@@ -270,7 +278,7 @@ def _frames_in_short(frames: Sequence[str]) -> str:
 
 
 def _ras_in_short(text: str) -> str:
-    if "nothing to report" in text:
+    if "nothing to report" in text or "no problem on" in text:
         return "nothing to report"
     each = (
         part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", text).split(";")

@@ -20,7 +20,7 @@ import pytest
 from ncclscope_patches.routed_experts import decode_choice
 from tests.gpu.asking import ask, keep
 from tests.gpu.deployment import SHAPE, on_gpus, options
-from tests.gpu.hangs import answer_of
+from tests.gpu.hangs import answer_of, evidence
 from tests.integration.bursts import PROMPTS, STALL, documents, serve_in_bursts
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
@@ -82,7 +82,10 @@ def attached(traced: TracedServer) -> None:
 def test_bursts_are_no_alarm_and_a_stopped_and_a_killed_worker_are_named(
     tmp_path: Path, eager: bool
 ) -> None:
-    environment = {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"}
+    environment = {
+        "NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1",
+        "NCCL_RAS_ADDR": evidence(tmp_path)["NCCL_RAS_ADDR"],  # also beside other servers
+    }
     traced = TracedServer(tmp_path, **options(eager=eager, memory=0.12, environment=environment))
     case = f"vllm_service_{'eager' if eager else 'default'}"
 

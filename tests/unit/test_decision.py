@@ -372,6 +372,27 @@ def test_of_processes_that_waited_for_a_moment_when_they_ended_nothing_is_certai
     assert singled_out(cluster.verdict(quiet=60.0)) == ("not_joined", (1,), "certain")
 
 
+@pytest.mark.parametrize(("op", "named"), [("all_reduce", True), ("broadcast", False)])
+def test_a_rank_that_is_left_in_a_call_which_most_completed_is_named(
+    tmp_path: Path, op: str, named: bool
+) -> None:
+    """As of a rank that a signal stopped; the root of a broadcast alone may be ahead."""
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    ahead = (0, 1, 2) if named else (0,)
+    cluster.post(ahead, "world", op, shape=(9, 2))
+    cluster.post([n for n in range(4) if n not in ahead], "world", op, shape=(9, 2), done=False)
+    cluster.post(ahead, "world", shape=(8, 2), done=False)
+
+    verdict = diagnose(living(cluster.run(), 40.0))
+
+    if named:
+        assert singled_out(verdict) == ("not_joined", (3,), "likely")
+        assert verdict.status == "hung"
+    else:
+        assert verdict.cause is None or 0 not in verdict.cause.diverging_ranks
+
+
 def test_counts_that_differ_outrank_records_that_agree(tmp_path: Path) -> None:
     """As of DDP over NCCL: few calls are recorded, NCCL counts more, and fewer on one rank."""
     cluster = Cluster(tmp_path, 3)

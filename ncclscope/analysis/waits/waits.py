@@ -181,14 +181,16 @@ class Waits:
     def overtaken(self, number: int) -> bool:
         """Return whether another member has completed the pending call of a rank.
 
-        Only for input that reports the completion of each call. The rank's own part is then done,
-        but the rank does not notice: its device or its watchdog has stopped. Where devices count
-        calls, most members must have completed it: a single member that is ahead, such as the
-        root of a broadcast, identifies no diverging rank.
+        The rank's own part is then done, but the rank does not notice: its process, its device or
+        its watchdog has stopped. Where the input does not report the completion of each call, and
+        where devices count calls, most members must have completed it: a single member that is
+        ahead, such as the root of a broadcast, identifies no diverging rank.
         """
         head = self.heads.get(number)
-        if head is None or not _reports_completion(self._ranks[number], head.comm):
+        if head is None:
             return False
+        if not _reports_completion(self._ranks[number], head.comm):
+            return self._completed_by_most(head)
         past = 0
         for rank in self._run.members(head.comm):
             log = rank.logs[head.comm]
@@ -208,6 +210,12 @@ class Waits:
             if pending is None or pending.seq > head.seq:
                 return True
         return False
+
+    def _completed_by_most(self, call: Call) -> bool:
+        comm = self._run.communicators[call.comm]
+        logs = [rank.logs[call.comm] for rank in self._run.members(call.comm)]
+        states = [log.call(call.seq).state for log in logs if log.first <= call.seq <= log.calls]
+        return 2 * states.count(State.COMPLETED) > len(comm.ranks)
 
     def left_behind(self, comm: Communicator) -> tuple[Call, tuple[int, ...]] | None:
         """Return a call that some members are in and others have finished.

@@ -19,7 +19,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Call, Communicator, Finding, Rank
+from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.untrusted import printable
 
 __all__ = ["DeadRank"]
@@ -119,13 +119,15 @@ class DeadRank:
             # Most ranks of a large job may have no records; the first of them decides.
             if not all(number in heads for number in comm.ranks):
                 continue
-            posted = {(heads[number].comm, heads[number].seq) for number in comm.ranks}
-            if len(posted) != 1 or next(iter(posted))[0] != key:
+            if {heads[number].comm for number in comm.ranks} != {key}:
                 continue
+            # Members that completed it wait in a later call, as after a gather around a ring.
+            lowest = min(heads[number].seq for number in comm.ranks)
+            inside = [number for number in comm.ranks if heads[number].seq == lowest]
             quiet = {n: case.quiet_seconds(case.run.by_rank[n]) for n in comm.ranks}
             living = [n for n in comm.ranks if case.longest_common_quiet([n]) is not None]
             lived = min((seconds for n in living if (seconds := quiet[n]) is not None), default=0.0)
-            for number in comm.ranks:
+            for number in inside:
                 seconds = quiet[number]
                 if number in living or seconds is None:
                     continue
@@ -133,7 +135,7 @@ class DeadRank:
                     continue
                 if not case.may_have_ended_before(case.run.by_rank[number], living):
                     continue
-                yield self._silent(case, comm, number, heads[number], living, lived - seconds)
+                yield self._silent(case, comm, number, inside, living, lived - seconds)
 
     def _failed_inside(self, case: Case) -> Iterable[Finding]:
         """Yield ranks that failed in a call that all members have posted."""
@@ -223,11 +225,13 @@ class DeadRank:
         case: Case,
         comm: Communicator,
         number: int,
-        call: Call,
+        inside: Sequence[int],
         living: Sequence[int],
         seconds: float,
     ) -> Finding:
-        rank = case.run.by_rank[number]
+        rank, call = case.run.by_rank[number], case.waits.heads[number]
+        past = [one for one in comm.ranks if one not in inside]
+        done = f"only {ranks_text(past)} completed" if past else "none has completed"
         how = f"{HEARTBEAT_ENDS} {seconds:.0f} s before its peers'"
         kind, state = self.name, "dead, gone or stopped"
         if rank.alive:
@@ -239,7 +243,7 @@ class DeadRank:
             summary=(
                 f"{sentence(rank_text(case.run, number))} is {state} ({how}), in "
                 f"call {call.seq} on {comm_text(comm)}, {call_text(call)}, which all have posted "
-                f"and none has completed."
+                f"and {done}."
             ),
             comm=comm,
             seq=call.seq,
@@ -250,7 +254,7 @@ class DeadRank:
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                f"{call_text(call)}; none completed it",
+                f"{call_text(call)}; {f'only {ranks_text(past)}' if past else 'none'} completed it",
                 f"rank {number}: {how}",
             ),
             inferred=("the process is stuck, not the call: none of its threads has run since",),

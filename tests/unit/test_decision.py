@@ -393,6 +393,32 @@ def test_a_rank_that_is_left_in_a_call_which_most_completed_is_named(
         assert verdict.cause is None or 0 not in verdict.cause.diverging_ranks
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_call_that_one_rank_alone_completed_hangs(tmp_path: Path, stopped: bool) -> None:
+    """As a gather around a ring, in which a rank has what it needs and passes nothing on."""
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    cluster.post((1,), "world", "all_gather", shape=(9, 2))
+    cluster.post((0, 2, 3), "world", "all_gather", shape=(9, 2), done=False)
+    cluster.post((1,), "world", "all_gather", shape=(8, 2), done=False)
+    run = living(cluster.run(), 40.0)
+    if stopped:
+        ranks = [*run.ranks]
+        ranks[3] = replace(
+            ranks[3], last_seen_ns=(ranks[3].last_seen_ns or 0) - 35_000_000_000,
+            details={**ranks[3].details, "stopped": True},
+        )  # fmt: skip
+        run = replace(run, ranks=tuple(ranks))
+
+    verdict = diagnose(run)
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 6)
+    assert verdict.cause.diverging_ranks == ((3,) if stopped else ())
+    assert "rank 1" in verdict.summary
+
+
 def test_counts_that_differ_outrank_records_that_agree(tmp_path: Path) -> None:
     """As of DDP over NCCL: few calls are recorded, NCCL counts more, and fewer on one rank."""
     cluster = Cluster(tmp_path, 3)

@@ -220,7 +220,8 @@ class Waits:
     def left_behind(self, comm: Communicator) -> tuple[Call, tuple[int, ...]] | None:
         """Return a call that some members are in and others have finished.
 
-        Only where the devices of all members count calls, and no member is in another call.
+        Only where the devices of all members count calls, or where all wait in calls whose
+        completion is reported, and no member is in another communicator's call.
 
         Returns:
             The call, and the ranks that are in it; None where there is no such call.
@@ -231,7 +232,11 @@ class Waits:
             rank = self._ranks.get(member)
             known = None if rank is None else _finished(rank, comm.key)
             head = heads[member] = self.heads.get(member)
-            if known is None or (head is not None and head.comm != comm.key):
+            if head is not None and head.comm != comm.key:
+                return None
+            if known is None and head is not None:
+                known = head.seq - 1
+            if known is None:
                 return None
             finished.append(known)
         lowest = min(finished, default=0) + 1

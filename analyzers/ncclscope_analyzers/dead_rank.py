@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
 from ncclscope.analysis.waits.endings import ended_by, failed, is_last
+from ncclscope.analysis.waits.engine_steps import dead_workers
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.noted import raised_line
 from ncclscope.analysis.waits.waits import PendingCall
@@ -55,6 +56,29 @@ class DeadRank:
     name = "dead_rank"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yield a finding for each dead rank that others wait for, or that an engine missed."""
+        awaited = [*self._awaited(case)]
+        yield from awaited
+        if not (awaited or case.differences or case.stalled):
+            yield from self._missed_by_engines(case)
+
+    def _missed_by_engines(self, case: Case) -> Iterable[Finding]:
+        """Yield workers whose engine saw them end, and ended the others before they waited."""
+        for rank, seen in dead_workers(case.run):
+            yield Finding(
+                kind=self.name,
+                summary=(
+                    f"{sentence(rank_text(case.run, rank.rank))} ended unexpectedly, and its "
+                    f"engine ended the other workers: no rank is recorded to wait for it."
+                ),
+                diverging_ranks=(rank.rank,),
+                odd=rank.last_call(),
+                confidence="certain",
+                analyzer=self.name,
+                evidence=(seen,),
+            )
+
+    def _awaited(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each dead rank that a chain of waiting ends at."""
         diverging = {rank for difference in case.differences for rank in difference.odd}
         silent = []

@@ -18,6 +18,7 @@ from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.endings import failed, timed_out
 from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank, Run, State
@@ -105,7 +106,7 @@ def judge_agreement(
             f"and {ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have "
             f"joined.",
         )
-    if failure := _failure(run):
+    if failure := _failure(case):
         return Agreement("unknown", f"{failure} {_agree(case)}")
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
@@ -279,23 +280,27 @@ def _still_seconds(case: Case, rank: Rank) -> float | None:
     return seconds if isinstance(seconds, float) else case.quiet_seconds(rank)
 
 
-def _failure(run: Run) -> str:
+def _failure(case: Case) -> str:
     """Return how a part of the job failed, though no rank is recorded to wait for it.
 
     All ranks that fail alike agree. An engine fails if a worker of it is gone.
     """
+    run = case.run
     failing = [rank for rank in run.ranks if failed(rank)]
     engines = [engine for engine in run.others if failed(engine)]
-    if len(failing) == len(run.ranks) or not (failing or engines):
+    raising = [rank for rank in (*run.ranks, *run.others) if _raised_last(case, rank)]
+    if len(failing) == len(run.ranks) or not (failing or engines or raising):
         return ""
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
-    parts = [
-        f"Engine {engine.labels.get('engine', '?')} (pid {engine.pid}) ended with "
-        f"{printable(str(engine.details['ended_with'])).rstrip(': .')}."
-        for engine in engines[:_SHOWN]
-    ]
-    parts.append(_failures(failing))
+    said: dict[str, list[Rank]] = {}
+    for rank in (*engines, *failing):
+        said.setdefault(f"ended with {_error(rank)}", []).append(rank)
+    for rank in raising:
+        error = raised(case, rank)
+        text = f"raised {error[0] if error else ''}, and posted nothing since"
+        said.setdefault(text, []).append(rank)
+    parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
         have = "is" if len(gone) == 1 else "are"
         parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
@@ -303,15 +308,35 @@ def _failure(run: Run) -> str:
     return " ".join(filter(None, parts))
 
 
+def _raised_last(case: Case, rank: Rank) -> bool:
+    """Return whether an exception is the last that is known of a process that is gone."""
+    if rank.alive is not False or rank.exited:
+        return False
+    last = rank.last_call(transfers=True)
+    if rank.rank >= 0 and (last is None or last.state is State.COMPLETED):
+        return False  # it was handled, and the rank had no call to make
+    return raised(case, rank) is not None
+
+
+def _names(processes: Sequence[Rank]) -> str:
+    """Return ranks by their numbers, and engines by their labels, to begin a sentence."""
+    engines = [process for process in processes if process.rank < 0]
+    names = [f"engine {one.labels.get('engine', '?')} (pid {one.pid})" for one in engines]
+    ranks = [process.rank for process in processes if process.rank >= 0]
+    return sentence(" and ".join([*([ranks_text(ranks)] if ranks else []), *names]))
+
+
+def _error(rank: Rank) -> str:
+    return printable(str(rank.details["ended_with"])).rstrip(": .")
+
+
 def _failures(ranks: Iterable[Rank]) -> str:
     """Return which ranks ended with which exceptions, as sentences; empty if none did."""
-    errors: dict[str, list[int]] = {}
+    errors: dict[str, list[Rank]] = {}
     for rank in ranks:
-        if error := rank.details.get("ended_with"):
-            errors.setdefault(printable(str(error)).rstrip(": ."), []).append(rank.rank)
-    return " ".join(
-        f"{ranks_text(ranks).capitalize()} ended with {error}." for error, ranks in errors.items()
-    )
+        if rank.details.get("ended_with"):
+            errors.setdefault(_error(rank), []).append(rank)
+    return " ".join(f"{_names(own)} ended with {error}." for error, own in errors.items())
 
 
 def _may_wait_for_unknown_ranks(rank: Rank) -> bool:

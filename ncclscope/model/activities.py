@@ -12,6 +12,7 @@ __all__ = [
     "STORE_PLACE",
     "STORE_SET",
     "STORE_WAIT",
+    "WORKER_DIED",
 ]
 
 INIT = "init_process_group"
@@ -32,3 +33,6 @@ LOAD = "load"
 """A file that is loaded or downloaded; the detail says by what."""
 RAISED = "raised"
 """The newest exception; the detail is its type and the line, the number 1 if a thread ended."""
+WORKER_DIED = "worker_died"
+"""In an engine: a worker that ended unexpectedly; the detail is its name and its exit status, as
+vLLM logs them, and the number is its place among the engine's workers, from 1."""

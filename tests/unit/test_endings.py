@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Verdict, diagnose, open_run
-from ncclscope.model import Activity, Rank
+from ncclscope.model import Activity, Rank, Run
 from tests.support.cluster import Cluster
 
 SIZE = 4
@@ -153,6 +153,49 @@ def test_a_worker_whose_engine_failed_with_it_is_named(tmp_path: Path) -> None:
         verdict.summary
     )
     assert "Rank 1 is gone without an exit." in verdict.summary
+
+
+def with_engine(run: Run, noted: Activity) -> Verdict:
+    """Return the verdict on workers of one engine that are gone, and what the engine noted."""
+    ranks = tuple(
+        replace(rank, alive=False, exited=rank.rank != 1, labels={"engine": "0"})
+        for rank in run.ranks
+    )
+    engine = replace(ranks[0], rank=-1, logs={}, exited=False, activities={noted.name: noted})
+    return diagnose(replace(run, ranks=ranks, others=(engine,)))
+
+
+@pytest.mark.parametrize(("number", "named"), [(2, (1,)), (9, ())])
+def test_a_worker_that_its_engine_saw_end_is_named(
+    tmp_path: Path, number: int, named: tuple[int, ...]
+) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world", 3)
+    died = Activity("worker_died", "VllmWorker-1, exit status -9", number, 1, 1, 1)
+
+    verdict = with_engine(cluster.run(quiet=1.0), died)
+
+    assert (verdict.cause.diverging_ranks if verdict.cause else ()) == named
+    if verdict.cause is not None:
+        assert (verdict.cause.kind, verdict.cause.confidence) == ("dead_rank", "certain")
+        assert "exit status -9" in verdict.cause.evidence[0]
+
+
+def test_a_call_that_raised_in_a_process_that_is_gone_is_no_agreement(tmp_path: Path) -> None:
+    """As where workers lost a peer in the call that all had posted, and were killed then."""
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.post(range(SIZE), "world", backend="nccl", done=False)
+    run = cluster.run(quiet=1.0)
+    ranks = []
+    for rank in run.ranks:
+        raised = Activity("raised", "RuntimeError at a.py:1 step", 0, 1, rank.last_seen_ns or 0, 1)
+        noted = {"raised": raised} if rank.rank in (0, 2) else {}
+        ranks.append(replace(rank, alive=False, activities=noted))
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Ranks 0 2 raised RuntimeError at a.py:1 step, and posted")
 
 
 def killed(directory: Path, seconds: dict[int, float]) -> Verdict:

@@ -14,9 +14,11 @@ from ncclscope.analysis.sequences.habit import in_step
 from ncclscope.analysis.sequences.step_rhythm import step_of
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
+from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
+from ncclscope.untrusted import printable
 
-__all__ = ["counterpart", "describe_steps", "is_idle"]
+__all__ = ["counterpart", "dead_workers", "describe_steps", "is_idle"]
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -209,6 +211,17 @@ def _text(step: Step | None) -> str:
         return f"step {step.number} (dummy)"
     tokens = "" if step.tokens is None else f" ({plural(step.tokens, 'token')})"
     return f"step {step.number}{tokens}"
+
+
+def dead_workers(run: Run) -> Iterator[tuple[Rank, str]]:
+    """Yield the workers that an engine saw end unexpectedly, each with what the engine noted."""
+    for name, engine in _engines(run).items():
+        died = engine.activities.get(WORKER_DIED)
+        workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
+        if died is not None and 0 < died.number <= len(workers):
+            detail = printable(died.detail or "")
+            text = f"engine {name} (pid {engine.pid}) saw its worker end: {detail}"
+            yield workers[died.number - 1], text
 
 
 def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:

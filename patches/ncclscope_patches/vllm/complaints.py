@@ -8,22 +8,30 @@ the verdict, which a process of its own prints.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any
 
 from ncclscope import settings
 from ncclscope.explanation import explain_to
+from ncclscope.model.activities import WORKER_DIED
+from ncclscope.tracing.notes import Notes
 from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["VllmComplaints"]
 
+_DIED = "died unexpectedly"
 _MESSAGES = (
     "No available shared memory broadcast block found",
     "timed out",
-    "died unexpectedly",
+    _DIED,
     "encountered a fatal error",
 )
 _EXCEPTIONS = frozenset({"EngineDeadError", "TimeoutError"})
+
+
+_WORKER = re.compile(r"VllmWorker-(\d+)$")
+_deaths = Notes(WORKER_DIED)
 
 
 class VllmComplaints(Patch):
@@ -39,6 +47,11 @@ class VllmComplaints(Patch):
         self._listener = _Listener(self)
 
     def install(self, module: Any) -> None:
+        self._listen()
+        # Later releases configure their logger again, which removes all of its handlers.
+        self.replace(module, "_configure_vllm_root_logger", after=lambda *_: self._listen())
+
+    def _listen(self) -> None:
         logging.getLogger("vllm").addHandler(self._listener)
 
     def revert(self) -> None:
@@ -57,10 +70,22 @@ class _Listener(logging.Handler):
             return
         try:
             where = settings.directory()
+            if where and _DIED in str(record.msg):
+                _note_death(record)
             if where and _is_complaint(record):
                 explain_to(sys.__stderr__.fileno() if sys.__stderr__ else 2, where)
         except Exception as error:
             self._patch.fail(error)
+
+
+def _note_death(record: logging.LogRecord) -> None:
+    """Note which worker ended, which the engine knows before it ends the others."""
+    name, *status = record.args if isinstance(record.args, tuple) and record.args else ("",)
+    found = _WORKER.match(str(name))
+    slot = _deaths.slot()
+    if found is not None and slot is not None:
+        text = f"{name}, exit status {status[0]}" if status else str(name)
+        slot.end(slot.begin(_deaths.detail(text, str(name)), 1 + int(found[1])))
 
 
 def _is_complaint(record: logging.LogRecord) -> bool:

@@ -209,7 +209,7 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     keep(hang.case, "flight-recorder.txt", f"$ ncclscope diagnose\n{shown.stdout}{shown.stderr}")
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    own = answer_of(json.loads(done.stdout)) if done.returncode < 2 else done.stderr.strip()
+    own = answer_of(json.loads(done.stdout)) if done.returncode != 2 else done.stderr.strip()
     incomplete = len(files) < max(2, len(hang.pids))
     try:
         (answer,) = fr_trace.answers([fr_trace.Task(target, "ascending", incomplete)])

@@ -297,3 +297,30 @@ def test_no_mixture_of_sizes_lists_is_taken(rings: Path) -> None:
                 ring.store = (heap.start, after[:done])
                 outcomes.add(ring.sizes(1))
     assert outcomes == {None, (11, 12, 13, 14, 15, 16)}
+
+
+def test_counts_of_nccl_are_read_before_the_records(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that are counted while the records are read have been recorded, but not yet seen."""
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("key", "tp:0", [0], "nccl")
+    for _ in range(3):
+        tracer.record(comm, "all_reduce", shape=(4,), dtype="float32", redop="sum")
+
+    def count(number: int) -> None:
+        with Path(tracer.path).open("r+b") as file:
+            file.seek(layout.HEADER_CARRIED)
+            file.write(number.to_bytes(4, "little"))
+
+    find_head = RingFile._find_head
+
+    def find_head_and_go_on(ring: RingFile) -> None:
+        find_head(ring)
+        count(9)
+
+    count(3)
+    monkeypatch.setattr(RingFile, "_find_head", find_head_and_go_on)
+    ring = RingFile(Path(tracer.path))
+    assert (ring.head, ring.carried) == (3, {1: 3})
+    ring.close()

@@ -259,7 +259,7 @@ def trace_nothing(rank: int) -> None:
         assert not hasattr(function, "__wrapped__")
 
 
-@pytest.mark.parametrize("switch", ["unset", "off"])
+@pytest.mark.parametrize("switch", ["unset", pytest.param("off", marks=pytest.mark.slow)])
 def test_nothing_is_patched_when_tracing_is_off(tmp_path: Path, switch: str) -> None:
     environment = {"NCCLSCOPE_DIR": "" if switch == "unset" else str(tmp_path)}
     if switch == "off":

@@ -80,6 +80,7 @@ def test_all_nodes_in_one_directory(nodes: Nodes, tmp_path: Path, transport: tup
     assert document["stacks"]["tree"][0]["ranks"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_costs_only_its_own_delivery(nodes: Nodes, tmp_path: Path) -> None:
     target = tmp_path / "hang"
     hosts = "gone,node-a,slow,bare,mute,cut,loud,node-b"

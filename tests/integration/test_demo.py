@@ -52,7 +52,7 @@ def _assert_nothing_stays(before: set[str]) -> None:
     assert not left
 
 
-FAST = ("none", "skipped_call")
+FAST = ("skipped_call",)
 """On four ranks; README.md has eight. Others' runs are judged in test_lab_faults.py."""
 
 

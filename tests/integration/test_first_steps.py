@@ -301,7 +301,10 @@ SCREENS = {
 }
 
 
-@pytest.mark.parametrize("command", SCREENS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=pytest.mark.slow if one == "watch" else ()) for one in SCREENS],
+)
 def test_the_poorest_terminal_shows_each_screen(skipped: Path, command: str) -> None:
     words = [word.replace("RINGS", str(skipped)) for word in SCREENS[command]]
     done = without_torch(

@@ -145,6 +145,7 @@ def test_what_was_answered_for_survives_stops_and_a_kill(
     assert calls_in(path) >= answered > 0
 
 
+@pytest.mark.slow
 def test_children_that_are_forked_while_threads_record_record_for_themselves(
     nccl: Built, rings: Path
 ) -> None:

@@ -212,9 +212,8 @@ def test_version_4_does_not_record_across_nodes(nccl: Built, rings: Path) -> Non
     assert list(rings.glob("*.ring")) == []
 
 
-@pytest.mark.parametrize(
-    "sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_callbacks_in_any_order(tmp_path: Path, rings: Path, sanitizer: str) -> None:
     program = tmp_path / "fuzz"
     sources = [SOURCES / f"{name}.c" for name in ("ring", "text", "file", "sign")]

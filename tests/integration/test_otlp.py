@@ -90,6 +90,7 @@ def test_the_standard_variables_name_the_collector(diverged: Path) -> None:
         assert {one["service.name"] for one in received.resources} == {"training"}
 
 
+@pytest.mark.slow
 def test_a_collector_that_does_not_answer_costs_seconds_at_the_end(diverged: Path) -> None:
     began = time.monotonic()
     done = watch(diverged, "--until-divergence", "--json", "--otlp", "http://127.0.0.1:1")

@@ -167,6 +167,7 @@ def describe(rank: int, base: dict[str, int], *, factor: int) -> tuple[int, int,
     return rank, base["of"] * factor, os.environ["RANK"], __name__
 
 
+@pytest.mark.slow
 def test_spawned_ranks_have_a_function_by_its_name(rings: Path) -> None:
     outcome = run_ranks(
         *(describe, {"of": 7}), keywords={"factor": 6}, ranks=2, rings=rings, start_method="spawn"

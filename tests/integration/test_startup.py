@@ -436,6 +436,7 @@ def test_rank_that_was_started_twice_is_named(rings: Path) -> None:
     assert "and none has rank 3: ranks 0-2 wait in init_process_group" in cause.summary
 
 
+@pytest.mark.slow
 def test_rank_is_named_after_all_have_given_up(rings: Path) -> None:
     with Job("gives_up_elsewhere", rings, OTHER_PORT=str(free_port())) as job:
         for process in job.processes:

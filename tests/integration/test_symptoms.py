@@ -137,6 +137,10 @@ SYMPTOMS = [
 ]
 
 
+FAST = ("comes_too_late", "is_gone")
+"""Symptoms whose jobs need no timeout of some seconds, or are what most users see."""
+
+
 def printed_by(function: str, rings: Path) -> str:
     """Run a job until all ranks but the absent one have ended; return what they printed."""
     with socket.socket() as one:
@@ -167,7 +171,13 @@ def printed_by(function: str, rings: Path) -> str:
     return "\n".join(filter(None, printed))
 
 
-@pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda one: one.function)
+@pytest.mark.parametrize(
+    "symptom",
+    [
+        pytest.param(one, marks=() if one.function in FAST else pytest.mark.slow, id=one.function)
+        for one in SYMPTOMS
+    ],
+)
 def test_line_of_a_log_leads_to_this_verdict(rings: Path, symptom: Symptom) -> None:
     text = printed_by(symptom.function, rings)
 

@@ -165,8 +165,8 @@ def test_older_calls_are_a_key_away(rings: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "status", "columns", "lines"),
     [
-        ("wrong_op", "DIVERGED", 80, 24),
         ("sleeping_rank", "HUNG", 200, 50),
+        pytest.param("wrong_op", "DIVERGED", 80, 24, marks=pytest.mark.slow),
         pytest.param("wrong_op", "DIVERGED", 200, 50, marks=pytest.mark.slow),
         pytest.param("sleeping_rank", "HUNG", 80, 24, marks=pytest.mark.slow),
     ],

@@ -274,7 +274,8 @@ def test_a_step_in_flight_at_a_preemption_still_counts(collector: Collector) -> 
     assert np.array_equal(result.ids, rows(0, 4))
 
 
-@pytest.mark.parametrize(("tokens", "more"), [pytest.param(40, 0, marks=pytest.mark.slow), (38, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "more"), [(40, 0), (38, 1)])
 def test_preemptions_do_not_pile_up_what_was_captured(tokens: int, more: int) -> None:
     shape = RoutingShape(layers=5, top_k=3, experts=16)
     collector = Collector(shape, BLOCK)
@@ -417,6 +418,7 @@ def test_what_does_not_go_together_is_refused(collector: Collector, store: SlotS
         SlotStore(SHAPE, 0)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_requests_leave_nothing_behind() -> None:
     shape = RoutingShape(layers=2, top_k=2, experts=8)
     store = SlotStore(shape, BLOCK)

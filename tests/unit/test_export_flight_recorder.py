@@ -72,6 +72,7 @@ def test_calls_are_the_same_apart_from_what_dumps_do_not_hold(tmp_path: Path) ->
                     assert getattr(one, field) == getattr(two, field), (one, field)
 
 
+@pytest.mark.slow
 def test_torchs_analyzer_reads_the_dumps(tmp_path: Path) -> None:
     named = {}
     for name in ("calm", "wrong_op", "skipped", "late", "sizes", "transfers"):
@@ -91,6 +92,7 @@ def test_torchs_analyzer_reads_the_dumps(tmp_path: Path) -> None:
         assert (first.ranks, first.seq) == ({rank}, seq)
 
 
+@pytest.mark.slow
 def test_an_operation_torch_does_not_know_does_not_stop_its_analyzer(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 2)
     cluster.history("tp:0", backend="shm")

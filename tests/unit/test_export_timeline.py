@@ -154,6 +154,7 @@ def test_perfetto_is_what_its_schema_says(run: Run, tmp_path: Path) -> None:
     assert trace.ByteSize() == size == (tmp_path / "trace.pftrace").stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_trace_processor_reads_it(run: Run, tmp_path: Path, browser: Browser) -> None:
     write_perfetto(run, tmp_path / "trace.pftrace")

@@ -18,6 +18,7 @@ from tests.fuzz.judges import Block, Judges
 from tests.support.examples import EVERYTHING
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_damaged_inputs_are_answered_within_their_budget() -> None:
     count = 10_000 if EVERYTHING else 500

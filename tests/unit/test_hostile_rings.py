@@ -107,6 +107,7 @@ def test_commands_go_on_without_a_damaged_ring(tmp_path: Path, command: tuple[st
     assert "Traceback" not in completed.stderr
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_takes_the_other_rings_with_it(tmp_path: Path) -> None:
     rings = job(tmp_path)
     sound = rings[0].read_bytes()

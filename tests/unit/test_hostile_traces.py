@@ -146,6 +146,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_many_communicators_of_a_large_job_stay_within_the_budget(tmp_path: Path) -> None:
     ranks = list(range(65_000))
     for rank in range(2):

@@ -236,6 +236,7 @@ def test_a_slow_host_is_waited_for_once_and_its_report_comes_later(
         assert (report["number"], report["rows"]) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_lost_and_comes_back(job: Job, tmp_path: Path) -> None:
     hosts = {"a": server(job.directories["a"]), "b": server(job.directories["b"], tmp_path / "b")}
     with client_of(hosts, 5.0, patience=0.2, **FAST) as client:

@@ -69,6 +69,7 @@ def check(rank: Rank) -> int:
     return made
 
 
+@pytest.mark.slow
 def test_threads_that_replay_and_post_at_once(rings: Path) -> None:
     tracer = tracer_in(rings, capacity=1 << 14)
     comms = [tracer.communicator(key, key, [0]) for key in "AB"]

@@ -161,6 +161,7 @@ while number % 1000 or not select.select([0], [], [], 0)[0]:
 """
 
 
+@pytest.mark.slow
 def test_it_is_never_a_mixture_while_it_is_written(rings: Path) -> None:
     numbers = set()
     with subprocess.Popen(

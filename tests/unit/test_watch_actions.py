@@ -113,6 +113,7 @@ def test_neither_ourselves_nor_nobody_is_killed(rings: Path) -> None:
     assert kill(words_in(rings)) == ()
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_rings_and_verdict(poll: Poll, tmp_path: Path) -> None:
     assert poll.verdict is not None
     bundle = keep_bundle(tmp_path / "new" / "bundles", poll.ranks, poll.verdict)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
-from ncclscope.analysis.waits.endings import ended_by, failed, is_last
+from ncclscope.analysis.waits.endings import failed, timed_out
 from ncclscope.analysis.waits.engine_steps import dead_workers
+from ncclscope.analysis.waits.failed_calls import failed_inside
 from ncclscope.analysis.waits.minority import take_sides
-from ncclscope.analysis.waits.noted import raised_line
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -21,7 +21,6 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Communicator, Finding, Rank
-from ncclscope.untrusted import printable
 
 __all__ = ["DeadRank"]
 
@@ -42,6 +41,13 @@ def _was_in_difference(case: Case, rank: Rank) -> bool:
         (log := rank.logs.get(difference.comm.key)) is not None and log.calls >= difference.seq
         for difference in case.differences
     )
+
+
+def _failed_first(rank: Rank | None) -> bool:
+    """Return whether a process failed before any call, as where it cannot connect to its peers."""
+    if rank is None or rank.last_call(transfers=True) is not None:
+        return False
+    return bool(rank.details.get("ended_with")) and (failed(rank) or timed_out(rank))
 
 
 def _no_record(case: Case) -> str:
@@ -84,8 +90,10 @@ class DeadRank:
         silent = []
         if not case.differences:
             silent = [
-                *self._silent_in_calls(case), *self._failed_inside(case), *self._ended_past(case)
-            ]  # fmt: skip
+                *self._silent_in_calls(case),
+                *failed_inside(case, self.name),
+                *self._ended_past(case),
+            ]
         yield from silent
         # Ranks that wait for such a rank in other calls wait for the same reason.
         diverging.update(rank for finding in silent for rank in finding.diverging_ranks)
@@ -95,8 +103,12 @@ class DeadRank:
             for rank in map(case.run.by_rank.get, case.waits.ends)
         )
         unknown = False
+        # A launcher ends the others when one has failed: those did not end by themselves.
+        failing = {n for n in case.waits.ends if _failed_first(case.run.by_rank.get(n))}
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
+            if failing and rank is not None and not rank.exited and number not in failing:
+                continue
             if rank is None:
                 # One finding covers all ranks without a record.
                 if not unknown and self._missed_by_all(case, number, waiting):
@@ -108,7 +120,7 @@ class DeadRank:
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
-            if rank.exited and finding.role == "cause":
+            if rank.exited and finding.role == "cause" and number not in failing:
                 yield from self._left_early(case, finding, waiting)
             else:
                 yield finding
@@ -160,44 +172,6 @@ class DeadRank:
                 if not case.may_have_ended_before(case.run.by_rank[number], living):
                     continue
                 yield self._silent(case, comm, number, inside, living, lived - seconds)
-
-    def _failed_inside(self, case: Case) -> Iterable[Finding]:
-        """Yield ranks that failed in a call that all members have posted."""
-        ranks = case.run.by_rank
-        inside: dict[tuple[str, int], list[int]] = {}
-        for rank in case.run.ranks:
-            if (call := rank.last_call()) is not None and ended_by(call, rank):
-                inside.setdefault((call.comm, call.seq), []).append(rank.rank)
-        for (key, seq), failing in inside.items():
-            comm, odd = case.run.communicators[key], ranks[failing[0]].last_call()
-            others = [number for number in comm.ranks if number not in failing]
-            if odd is None or len(others) < len(failing):
-                continue
-            if not all(is_last(ranks.get(number), odd) for number in others):
-                continue
-            ended = [ranks[number] for number in failing]
-            how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
-            yield Finding(
-                kind=self.name,
-                summary=(
-                    f"{sentence(ranks_text(failing))} failed in call {seq} on {comm_text(comm)}, "
-                    f"{call_text(odd)} ({printable(how)}), in which {ranks_text(others)} "
-                    f"{verb(others, 'wait')}."
-                ),
-                comm=comm,
-                seq=seq,
-                diverging_ranks=tuple(failing),
-                odd=odd,
-                peers=ranks[others[0]].last_call(),
-                confidence="likely",
-                analyzer=self.name,
-                evidence=(
-                    f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
-                    f"{call_text(odd)}; it is not known to have completed anywhere",
-                    *(line for rank in ended if (line := raised_line(case, rank))),
-                ),
-                inferred=("the exception comes from the line that made the call",),
-            )
 
     def _ended_past(self, case: Case) -> Iterable[Finding]:
         """Yield ranks that failed after a call in which most of its members still wait.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import seen_at
+from ncclscope.analysis.waits.endings import timed_out_in_transfer
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import (
@@ -88,6 +89,7 @@ class NotJoined:
                 missed.setdefault(call, (pending, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
         held_up |= {transfer.rank for transfer in open_transfers(case)}
+        held_up |= {rank.rank for rank in case.run.ranks if timed_out_in_transfer(rank)}
         for pending, numbers in missed.values():
             for finding in self._missed(case, pending, numbers):
                 # A rank that waits for the other side of a transfer cannot join a collective.

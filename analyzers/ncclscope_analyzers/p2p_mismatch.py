@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
 from ncclscope.analysis.waits.open_transfers import unanswered
+from ncclscope.analysis.waits.stopped_ends import stopped_end
 from ncclscope.analysis.waits.transfers import (
     Pair,
     StuckTransfer,
@@ -57,6 +58,13 @@ class P2pMismatch:
                     yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
         found = stuck_transfers(case)
+        stopped = stopped_end(case, found, self.name)
+        if stopped is not None and not unfit:
+            yield stopped
+            for transfer in found:
+                if transfer.peer not in stopped.diverging_ranks:
+                    yield self._missing(case, transfer, "consequence")
+            return
         yield from unanswered(case, self.name, led=bool(found or unfit))
         if not unfit:
             misread = [transfer for transfer in found if _unreceived(case, transfer)]

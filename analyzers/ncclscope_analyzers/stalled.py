@@ -14,7 +14,7 @@ from ncclscope.analysis.processes.stack_wording import starved_text
 from ncclscope.analysis.waits.endings import ended_by, is_last, timed_out
 from ncclscope.analysis.waits.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
-from ncclscope.model import Call, Communicator, Finding, State
+from ncclscope.model import Call, Communicator, Finding, Rank, State
 
 __all__ = ["Stalled"]
 
@@ -257,10 +257,22 @@ class Stalled:
             seen.add(comm.key)
             if any(rank in behind or rank in case.waits.pending_calls for rank in comm.ranks):
                 continue  # it, or a rank that it waits for, has not reached the collective yet
+            if any(_went_on(case.run.by_rank[rank], call) for rank in comm.ranks):
+                continue  # it was enqueued, and nobody waits for it
             own = [heads.get(rank) for rank in comm.ranks]
             same = {(head.comm, head.seq) for head in own if head is not None}
             if None not in own and len(same) == 1:
                 yield comm, call
+
+
+def _went_on(rank: Rank, call: Call) -> bool:
+    """Return whether a rank posted later calls, though no source tells that this one is pending.
+
+    Without such a source a call counts as completed when the program has waited for it.
+    """
+    last = rank.last_call(transfers=True)
+    known = rank.details.get("tells") or rank.device.get(call.comm) is not None
+    return last is not None and last.position > call.position and not known
 
 
 def _alive_after(who: str, seconds: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
@@ -42,6 +43,8 @@ ENDED_NOTICE_SECONDS = 0.5
 """The same for ranks whose processes have ended, which cannot be observed any longer."""
 
 _SHOWN = 3
+_LONGEST = 240
+"""Characters of an exception's text that are shown."""
 _AGREE = (
     "All ranks agree in their recorded calls: on each communicator, all members posted the same "
     "calls in the same order, as far as they have come."
@@ -283,13 +286,13 @@ def _still_seconds(case: Case, rank: Rank) -> float | None:
 def _failure(case: Case) -> str:
     """Return how a part of the job failed, though no rank is recorded to wait for it.
 
-    All ranks that fail alike agree. An engine fails if a worker of it is gone.
+    An engine fails if a worker of it is gone.
     """
     run = case.run
-    failing = [rank for rank in run.ranks if failed(rank)]
+    failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
     engines = [engine for engine in run.others if failed(engine)]
     raising = [rank for rank in (*run.ranks, *run.others) if _raised_last(case, rank)]
-    if len(failing) == len(run.ranks) or not (failing or engines or raising):
+    if not (failing or engines or raising):
         return ""
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
@@ -327,7 +330,8 @@ def _names(processes: Sequence[Rank]) -> str:
 
 
 def _error(rank: Rank) -> str:
-    return printable(str(rank.details["ended_with"])).rstrip(": .")
+    text = shorten(str(rank.details["ended_with"]), _LONGEST, placeholder=" ...")
+    return printable(text).rstrip(": .")
 
 
 def _failures(ranks: Iterable[Rank]) -> str:
@@ -357,8 +361,7 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
         failures = _failures(run.ranks)
         if not failures:
             return Agreement("ok", f"All processes exited normally. {_agree(case)}")
-        agreed = _calls(run) and not any(timed_out(rank) for rank in run.ranks)
-        return Agreement("ok" if agreed else "unknown", f"{failures} {_agree(case)}")
+        return Agreement("ok" if _calls(run) else "unknown", f"{failures} {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",

@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import RAISED
+from ncclscope.model.signature import P2P_OPS
 
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.waits.waits import Waits
 
-__all__ = ["ended_by", "failed", "interrupted_after", "is_last", "lost_by_peers", "timed_out"]
+__all__ = [
+    "ended_by",
+    "failed",
+    "interrupted_after",
+    "is_last",
+    "lost_by_peers",
+    "timed_out",
+    "timed_out_in_transfer",
+]
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
@@ -59,12 +68,19 @@ def ended_by(call: Call, rank: Rank, how: Callable[[Rank], bool] = failed) -> bo
     return bool(place) and place in (call.site, call.user_site, call.full_site)
 
 
+def timed_out_in_transfer(rank: Rank) -> bool:
+    """Return whether the timeout of a send or receive ended a process."""
+    last = rank.last_call(transfers=True)
+    return last is not None and last.op in P2P_OPS and ended_by(last, rank, timed_out)
+
+
 def is_last(rank: Rank | None, call: Call) -> bool:
-    """Return whether a rank posted a call of its peer last, and did not complete it."""
+    """Return whether a rank is, as far as is known, in a call of its peer or in a later one."""
     last = None if rank is None else rank.last_call()
     return (
         last is not None
-        and (last.comm, last.seq) == (call.comm, call.seq)
+        and last.comm == call.comm
+        and last.seq >= call.seq
         and last.state is not State.COMPLETED
     )
 
@@ -106,9 +122,11 @@ def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
     errors, absent = [], {rank.rank}
     for number, pending in waits.pending_calls.items():
         peer = records.run.by_rank[number]
-        error, raised = peer.details.get("ended_with"), peer.activities.get(RAISED)
-        if rank.rank not in pending.absent or not error or raised is None:
+        raised = peer.activities.get(RAISED)
+        if rank.rank not in pending.absent or raised is None:
             continue
+        # A peer that was killed while it handled the error has noted where it was raised.
+        error = peer.details.get("ended_with") or raised.detail
         if 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS:
             errors.append(str(error))
             absent.update(pending.absent)

@@ -259,6 +259,8 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
     rank, limit = records.run.by_rank[pending.rank], pending.comm.timeout
     if not limit or rank.last_seen_ns is None or pending.call.time_ns is None:
         return
+    if rank.exited or rank.alive is False:
+        return  # nothing comes any more
     waited = (rank.last_seen_ns - pending.call.time_ns) / 1e9
     if 0 <= waited < limit:
         yield (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
+from ncclscope.analysis.waits.endings import ended_by, failed, timed_out
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 
@@ -23,12 +24,17 @@ __all__ = [
     "Pair",
     "StuckTransfer",
     "is_partial",
+    "is_stopped",
     "pairs",
     "proof_of",
     "short_rank",
     "stuck_transfers",
     "waiting_cycle",
 ]
+
+
+STOPPED_SECONDS = 5.0
+"""How much earlier than others' the heartbeat of a process that is stopped or dead ended."""
 
 
 @dataclass(frozen=True)
@@ -253,12 +259,16 @@ def proof_of(
         call: That call.
         awaited: By rank, the peers for which each rank waits.
     """
+    if ended_by(call, rank, timed_out) and not failed(peer):
+        return f"its timeout ended rank {rank.rank}"
     if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):
         return f"rank {rank.rank} did not complete it within its timeout"
     if not case.timeless:
-        seconds = _common_quiet(case, (rank, peer))
+        # A process that is stopped has no heartbeat, and has waited for as long as its peer.
+        ends = (rank,) if is_stopped(case, peer) and not is_stopped(case, rank) else (rank, peer)
+        seconds = _common_quiet(case, ends)
         both = ranks_text((rank.rank, peer.rank))
         return None if seconds is None else f"{both} have made no call for {seconds:.0f} s"
     if any(other.details.get("timed_out") for other in case.run.ranks):
@@ -269,6 +279,18 @@ def proof_of(
     if not fresh and awaited.get(rank.rank) == (peer.rank,) and _leads(awaited, peer, rank):
         return f"rank {peer.rank} waits for rank {rank.rank} itself, in another call"
     return None
+
+
+def is_stopped(case: Case, rank: Rank) -> bool:
+    """Return whether a signal has stopped a process, or its heartbeat ended long before others'."""
+    if rank.details.get("stopped"):
+        return True
+    if rank.exited or rank.last_seen_ns is None:
+        return False
+    # Of one host, whose clock is theirs.
+    here = [one.last_seen_ns for one in case.run.ranks if one.host == rank.host]
+    latest = max((seen for seen in here if seen is not None), default=rank.last_seen_ns)
+    return (latest - rank.last_seen_ns) / 1e9 >= STOPPED_SECONDS
 
 
 def _common_quiet(case: Case, ranks: tuple[Rank, Rank]) -> float | None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.processes.positions import Position, is_inside_unrecorded
-from ncclscope.analysis.waits.open_transfers import is_in_transfer
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -23,7 +22,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
 
 __all__ = ["ANALYZER", "left_inside", "lost_connections", "waiting_unrecorded"]
@@ -175,6 +174,8 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     first = tuple(rank.rank for rank in case.run.ranks if rank.rank not in lost and not rank.alive)
     if not lost or len(lost) + len(first) < len(case.run.ranks):
         return
+    if not any(rank.last_call(transfers=True) for rank in case.run.ranks):
+        return  # they were still connecting: there was nothing to lose
     alone = 0 < len(first) < len(lost)
     if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
@@ -183,7 +184,8 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         return
     ends = (f"{rank_text(case.run, rank)} {_ending(errors.get(rank))}" for rank in first[:4])
     how = "; ".join(ends)
-    inside = [rank for rank in lost if is_in_transfer(case.run.by_rank[rank])]
+    last = [case.run.by_rank[rank].last_call(transfers=True) for rank in lost]
+    inside = any(call is not None and call.state is not State.COMPLETED for call in last)
     yield Finding(
         kind="dead_rank",
         summary=(

@@ -1,0 +1,152 @@
+"""Sends and receives whose other end is stopped or gone, and jobs that end in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.model import Activity, Rank
+from tests.support.cluster import Cluster
+
+SIZE = 4
+TIMED_OUT = "RuntimeError: Timed out waiting 8000ms for recv operation to complete"
+
+
+def exchange(cluster: Cluster, done: bool = True, without: int | None = None) -> None:
+    """Post a round of a ring: each rank sends to the next one and receives from the last."""
+    for rank in cluster.everybody:
+        if rank != without:
+            for op, peer in (("send", (rank + 1) % SIZE), ("recv", (rank - 1) % SIZE)):
+                cluster.post([rank], "world", op, peer=peer, done=done, site="ring.py:5 step")
+
+
+def quiet(rank: Rank, seconds: float, *, stopped: bool = False) -> Rank:
+    """Return a living rank whose last heartbeat came that long after its newest call."""
+    calls = (rank.last_call(), *rank.last_transfers().values())
+    newest = max(call.time_ns or 0 for call in calls if call is not None)
+    details = {**rank.details, "stopped": True} if stopped else rank.details
+    return replace(rank, alive=True, last_seen_ns=newest + int(seconds * 1e9), details=details)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_stopped_rank_of_a_ring_is_named(tmp_path: Path, lives: bool) -> None:
+    cluster = Cluster(tmp_path, SIZE)
+    for _ in range(3):
+        exchange(cluster)
+    exchange(cluster, done=False, without=3)
+    ranks = [
+        quiet(rank, 0.5, stopped=lives) if rank.rank == 3 else quiet(rank, 15.0)
+        for rank in cluster.run().ranks
+    ]
+    if not lives:
+        ranks = [replace(rank, alive=False) for rank in ranks]
+
+    verdict = diagnose(replace(cluster.run(), ranks=tuple(ranks)))
+
+    assert verdict.cause is not None, verdict.summary
+    kind = "not_joined" if lives else "dead_rank"
+    assert (verdict.status, verdict.cause.kind) == ("hung", kind)
+    assert verdict.cause.diverging_ranks == (3,)
+    assert {one.role for one in verdict.findings[1:]} <= {"consequence"}
+
+
+def ended(rank: Rank, error: str, place: str) -> Rank:
+    """Return a rank that an exception at this place ended."""
+    raised = Activity("raised", f"{error.partition(':')[0]} at {place}", 1, 1, 1, 1)
+    details = {**rank.details, "ended_with": error}
+    return replace(rank, exited=True, alive=False, activities={"raised": raised}, details=details)
+
+
+def verdict_of(cluster: Cluster, places: dict[int, str]) -> Verdict:
+    """Return the verdict on ranks of which these ended with a timeout, and others were killed."""
+    run = cluster.run(quiet=8.0)
+    ranks = [
+        ended(rank, TIMED_OUT, places[rank.rank])
+        if rank.rank in places
+        else replace(rank, alive=False)
+        for rank in run.ranks
+    ]
+    return diagnose(replace(run, ranks=tuple(ranks)))
+
+
+def test_a_receive_that_timed_out_is_a_mismatch(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world")
+    cluster.post([1], "world", "recv", peer=0, done=False, site="p.py:6 step")
+
+    verdict = verdict_of(cluster, {1: "p.py:6 step"})
+
+    assert verdict.cause is not None, verdict.summary
+    assert (verdict.cause.kind, verdict.cause.candidate_ranks) == ("p2p_mismatch", (0, 1))
+
+
+def test_a_rank_beside_a_transfer_that_timed_out_is_not_blamed(tmp_path: Path) -> None:
+    """As where a send and its receive have different tags, which are not recorded."""
+    cluster = Cluster(tmp_path, 3)
+    cluster.history("world")
+    cluster.post([0], "world", "send", peer=1, done=False, site="p.py:4 step")
+    cluster.post([1], "world", "recv", peer=0, done=False, site="p.py:5 step")
+    cluster.post([2], "world", "barrier", done=False, site="p.py:6 step")
+
+    verdict = verdict_of(cluster, {0: "p.py:4 step", 1: "p.py:5 step", 2: "p.py:6 step"})
+
+    assert verdict.status != "ok"
+    assert verdict.cause is None or 2 not in verdict.cause.diverging_ranks
+
+
+def test_calls_that_nobody_waits_for_are_not_stalled(tmp_path: Path) -> None:
+    """As all_reduces with ``async_op``, read much later: each looks pending until then."""
+    cluster = Cluster(tmp_path, SIZE)
+    for number in range(10):
+        cluster.post(range(SIZE), "world", shape=(number + 1,), done=number == 0)
+    ranks = [quiet(rank, 20.0) for rank in cluster.run().ranks]
+
+    verdict = diagnose(replace(cluster.run(), ranks=tuple(ranks)))
+
+    assert verdict.cause is None, verdict.summary
+    assert verdict.status == "unknown"
+
+
+def test_peers_that_lost_a_rank_and_were_killed_still_show_it(tmp_path: Path) -> None:
+    """A launcher's signal may come while they print their traceback."""
+    cluster = Cluster(tmp_path, 3)
+    cluster.history("world")
+    cluster.post((0, 2), "world", done=False)
+    run = cluster.run(quiet=0.5)
+    ranks = []
+    for rank in run.ranks:
+        call = rank.last_call()
+        assert call is not None
+        since = (call.time_ns or 0) + 100_000_000
+        raised = Activity("raised", "RuntimeError at model.py:10 all_reduce", 0, 1, since, since)
+        noted = {} if rank.rank == 1 else {"raised": raised}
+        ranks.append(replace(rank, alive=False, activities=noted))
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.cause is not None, verdict.summary
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (1,))
+    assert not any("it comes in" in line for line in verdict.cause.evidence)
+
+
+def test_a_rank_that_could_not_connect_is_named_and_not_one_that_was_ended(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    for rank in range(3):
+        cluster.comm(rank, "world", range(3))
+    cluster.post([0], "world", done=False)
+    run = cluster.run(quiet=1.0)
+    error = "RuntimeError: Gloo connectFullMesh failed with timed out connecting"
+    lost = "RuntimeError: Connection closed by peer"
+    ranks = [
+        ended(run.ranks[0], lost, "model.py:10 all_reduce"),
+        replace(ended(run.ranks[1], error, "a.py:5 init"), logs={}),
+        replace(run.ranks[2], alive=False, logs={}),
+    ]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.cause is not None, verdict.summary
+    assert verdict.cause.diverging_ranks == (1,)

@@ -293,8 +293,8 @@ def is_stopped(case: Case, rank: Rank) -> bool:
     return (latest - rank.last_seen_ns) / 1e9 >= STOPPED_SECONDS
 
 
-def _common_quiet(case: Case, ranks: tuple[Rank, Rank]) -> float | None:
-    """Return the seconds without a call or transfer of two ranks; None below the threshold."""
+def _common_quiet(case: Case, ranks: Sequence[Rank]) -> float | None:
+    """Return the seconds without a call or transfer of some ranks; None below the threshold."""
     seconds = case.longest_common_quiet(rank.rank for rank in ranks)
     for rank in ranks:
         times = [call.time_ns for call in rank.last_transfers().values()]

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
-from ncclscope.analysis.waits.endings import failed, timed_out
+from ncclscope.analysis.waits.endings import failed, failed_inside, timed_out
 from ncclscope.analysis.waits.engine_steps import dead_workers
-from ncclscope.analysis.waits.failed_calls import failed_inside
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (

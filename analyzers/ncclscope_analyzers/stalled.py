@@ -266,13 +266,12 @@ class Stalled:
 
 
 def _went_on(rank: Rank, call: Call) -> bool:
-    """Return whether a rank posted later calls, though no source tells that this one is pending.
+    """Return whether a rank posted later calls there, and nothing tells that this one is pending.
 
-    Without such a source a call counts as completed when the program has waited for it.
+    Without a source that tells, a call counts as completed when the program has waited for it.
     """
-    last = rank.last_call(transfers=True)
     known = rank.details.get("tells") or rank.device.get(call.comm) is not None
-    return last is not None and last.position > call.position and not known
+    return rank.logs[call.comm].calls > call.seq and not known
 
 
 def _alive_after(who: str, seconds: float) -> str:

@@ -68,9 +68,9 @@ def test_exceptions_of_some_ranks_are_no_agreement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ERROR, "ok"), ("KeyboardInterrupt", "ok"), ("RuntimeError: Timed out waiting", "unknown")],
+    [(ERROR, "unknown"), ("KeyboardInterrupt", "ok"), ("RuntimeError: Timed out", "unknown")],
 )
-def test_ranks_that_fail_alike_agree_unless_a_call_timed_out(
+def test_ranks_that_fail_alike_are_no_agreement_unless_they_were_interrupted(
     tmp_path: Path, error: str, status: str
 ) -> None:
     assert ended(tmp_path, 3, dict.fromkeys(range(SIZE), error)).status == status

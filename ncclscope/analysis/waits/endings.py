@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from ncclscope.model import Call, Rank, State
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
+from ncclscope.model import Call, Finding, Rank, State
 from ncclscope.model.activities import RAISED
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.untrusted import printable
 
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ended_by",
     "failed",
+    "failed_inside",
     "interrupted_after",
     "is_last",
     "lost_by_peers",
@@ -28,6 +32,8 @@ _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
 _OF_OTHERS = ("TimeoutError", "queue.Empty", "subprocess.TimeoutExpired")
 """Exceptions of sockets, queues and stores of the program."""
+_LONGEST = 240
+"""Characters of an exception's text that are shown."""
 _AT_ONCE_NS = 2_000_000_000
 _LOST = re.compile(
     r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited",
@@ -132,3 +138,54 @@ def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
             absent.update(pending.absent)
     # A call fails at once for other reasons, too: of one rank, and its peers are killed for it.
     return len(errors) > len(absent) or any(map(_LOST.search, errors))
+
+
+def _raised(rank: Rank) -> str:
+    raised = rank.activities.get(RAISED)
+    return printable((raised and raised.detail) or "")[:_LONGEST]
+
+
+def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
+    """Yield ranks that failed in a call that all members have posted.
+
+    Args:
+        case: The case.
+        analyzer: Name of the analyzer that reports them.
+    """
+    ranks = case.run.by_rank
+    inside: dict[tuple[str, int], list[int]] = {}
+    for rank in case.run.ranks:
+        if (call := rank.last_call()) is not None and ended_by(call, rank):
+            inside.setdefault((call.comm, call.seq), []).append(rank.rank)
+    for (key, seq), failing in inside.items():
+        comm, odd = case.run.communicators[key], ranks[failing[0]].last_call()
+        others = [number for number in comm.ranks if number not in failing]
+        if odd is None or len(others) < len(failing):
+            continue
+        if not all(is_last(ranks.get(number), odd) for number in others):
+            continue
+        past = [n for n in others if (last := ranks[n].last_call()) and last.seq > seq]
+        ended = [ranks[number] for number in failing]
+        how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
+        how = shorten(how, _LONGEST, placeholder=" ...")
+        yield Finding(
+            kind="dead_rank",
+            summary=(
+                f"{sentence(ranks_text(failing))} failed in call {seq} on {comm_text(comm)}, "
+                f"{call_text(odd)} ({printable(how)}), in which {ranks_text(others)} "
+                f"{verb(others, 'wait')}{', or in a later one' if past else ''}."
+            ),
+            comm=comm,
+            seq=seq,
+            diverging_ranks=tuple(failing),
+            odd=odd,
+            peers=ranks[others[0]].last_call(),
+            confidence="likely",
+            analyzer=analyzer,
+            evidence=(
+                f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
+                f"{call_text(odd)}; it is not known to have completed anywhere",
+                *(f"rank {rank.rank} raised {_raised(rank)}" for rank in ended),
+            ),
+            inferred=("the exception comes from the line that made the call",),
+        )

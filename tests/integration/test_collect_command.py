@@ -35,7 +35,7 @@ def report(done: Any) -> dict[str, dict[str, Any]]:
 
 def diagnosed(directory: Path) -> dict[str, Any]:
     done = ncclscope("diagnose", directory, "--json")
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode != 2, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

@@ -266,9 +266,9 @@ class Stalled:
 
 
 def _went_on(rank: Rank, call: Call) -> bool:
-    """Return whether a rank posted later calls there, and nothing tells that this one is pending.
+    """Return whether a rank posted later calls there, and nothing shows that this one is pending.
 
-    Without a source that tells, a call counts as completed when the program has waited for it.
+    Without a source of completion, a call has completed when the program has waited for it.
     """
     known = rank.details.get("tells") or rank.device.get(call.comm) is not None
     return rank.logs[call.comm].calls > call.seq and not known

@@ -98,7 +98,7 @@ def test_a_rank_beside_a_transfer_that_timed_out_is_not_blamed(tmp_path: Path) -
 
 
 def test_calls_that_nobody_waits_for_are_not_stalled(tmp_path: Path) -> None:
-    """As all_reduces with ``async_op``, read much later: each looks pending until then."""
+    """As all_reduces with ``async_op``, read much later: each appears pending until then."""
     cluster = Cluster(tmp_path, SIZE)
     for number in range(10):
         cluster.post(range(SIZE), "world", shape=(number + 1,), done=number == 0)

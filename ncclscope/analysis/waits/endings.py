@@ -158,11 +158,11 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
         if (call := rank.last_call()) is not None and ended_by(call, rank):
             inside.setdefault((call.comm, call.seq), []).append(rank.rank)
     for (key, seq), failing in inside.items():
-        comm, odd = case.run.communicators[key], ranks[failing[0]].last_call()
+        comm, theirs = case.run.communicators[key], ranks[failing[0]].last_call()
         others = [number for number in comm.ranks if number not in failing]
-        if odd is None or len(others) < len(failing):
+        if theirs is None or len(others) < len(failing):
             continue
-        if not all(is_last(ranks.get(number), odd) for number in others):
+        if not all(is_last(ranks.get(number), theirs) for number in others):
             continue
         past = [n for n in others if (last := ranks[n].last_call()) and last.seq > seq]
         ended = [ranks[number] for number in failing]
@@ -172,19 +172,19 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             kind="dead_rank",
             summary=(
                 f"{sentence(ranks_text(failing))} failed in call {seq} on {comm_text(comm)}, "
-                f"{call_text(odd)} ({printable(how)}), in which {ranks_text(others)} "
+                f"{call_text(theirs)} ({printable(how)}), in which {ranks_text(others)} "
                 f"{verb(others, 'wait')}{', or in a later one' if past else ''}."
             ),
             comm=comm,
             seq=seq,
             diverging_ranks=tuple(failing),
-            odd=odd,
+            odd=theirs,
             peers=ranks[others[0]].last_call(),
             confidence="likely",
             analyzer=analyzer,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
-                f"{call_text(odd)}; it is not known to have completed anywhere",
+                f"{call_text(theirs)}; it is not known to have completed anywhere",
                 *(f"rank {rank.rank} raised {_raised(rank)}" for rank in ended),
             ),
             inferred=("the exception comes from the line that made the call",),

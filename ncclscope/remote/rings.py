@@ -100,7 +100,13 @@ class RemoteRings(Rings):
         return True
 
     def scan(self, now: float, wall_ns: int, *, at_once: bool = False) -> bool:
-        """Note the time; each node finds its own new rings."""
+        """Note the time; each node finds its own new rings.
+
+        Args:
+            now: Seconds by a monotonic clock.
+            wall_ns: Nanoseconds since 1970 at the same moment.
+            at_once: Without meaning here.
+        """
         self._wall_ns = wall_ns
         return False
 

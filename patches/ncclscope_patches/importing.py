@@ -51,7 +51,13 @@ class ImportHook(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Find a watched module through the other finders."""
+        """Find a watched module through the other finders.
+
+        Args:
+            fullname: Its name.
+            path: Where its package searches; None outside of packages.
+            target: The module to be reloaded, if it is.
+        """
         for action in self._on_start.pop(fullname, ()):
             action()
         asking = (fullname, threading.get_ident())

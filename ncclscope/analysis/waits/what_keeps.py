@@ -38,7 +38,13 @@ def what_keeps(case: Case, rank: Rank) -> str:
 
 
 def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
-    """Return whether the heartbeat of a living process has ended: it is stopped, or in C code."""
+    """Return whether the heartbeat of a living process has ended: it is stopped, or in C code.
+
+    Args:
+        case: The case.
+        rank: The process.
+        waiting: Ranks whose heartbeats it is compared with.
+    """
     from ncclscope.analysis.case import DEAD_SECONDS  # which imports this package
 
     if rank.details.get("stopped"):

@@ -40,7 +40,13 @@ class VllmTransfers(Patch):
         )
 
     def put(self, owner: Any, name: str, function: Any) -> bool:
-        """Replace an attribute, also by a class method, on which no attribute can be set."""
+        """Replace an attribute, also by a class method, on which no attribute can be set.
+
+        Args:
+            owner: As in :meth:`Patch.put`.
+            name: Likewise.
+            function: Likewise, or a class method.
+        """
         if isinstance(function, classmethod):
             original = vars(owner).get(name)
             setattr(owner, name, function)

@@ -28,6 +28,7 @@ from ncclscope.analysis.sequences.survived import (
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
 from ncclscope.analysis.sequences.tie_breaks import broke_pattern, majority_of_kind, suspect_of_pair
 from ncclscope.analysis.waits.endings import interrupted_after, lost_by_peers
+from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall, Waits
@@ -36,6 +37,8 @@ from ncclscope.model.log import CallLog
 
 __all__ = ["Case", "may_hold"]
 
+AT_ONCE_SECONDS = 1.0
+"""An exit that follows an exception so closely follows from it."""
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
 HEARTBEAT_ENDS = "its heartbeat ends"
@@ -318,6 +321,9 @@ class Case(Records):
         if error:
             return f"it ended with {error}"
         if rank.exited:
+            last = raised(self, rank)
+            if last is not None and last[1] < AT_ONCE_SECONDS:  # a launcher caught it
+                return f"it exited after it raised {last[0]}"
             return "it exited normally"
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"

@@ -150,3 +150,21 @@ def test_a_rank_that_could_not_connect_is_named_and_not_one_that_was_ended(tmp_p
 
     assert verdict.cause is not None, verdict.summary
     assert verdict.cause.diverging_ranks == (1,)
+
+
+def test_an_exception_that_a_launcher_caught_is_how_a_rank_ended(tmp_path: Path) -> None:
+    """As with ``mp.spawn``, which catches it, and exits."""
+    cluster = Cluster(tmp_path, 3)
+    cluster.history("world")
+    cluster.post((0, 2), "world", done=False)
+    run = cluster.run(quiet=20.0)
+    seen = run.ranks[1].last_seen_ns or 0
+    raised = Activity("raised", "ValueError at p.py:8 main", 0, 1, seen - 200_000_000, seen)
+    ranks = [*run.ranks]
+    ranks[1] = replace(ranks[1], exited=True, alive=False, activities={"raised": raised})
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.cause is not None, verdict.summary
+    assert verdict.cause.diverging_ranks == (1,)
+    assert "it exited after it raised ValueError at p.py:8 main" in verdict.summary

@@ -184,7 +184,8 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
         agrees = None
         if ranks and cause is not None and source.available:
             verdict = set(cause.diverging_ranks or cause.candidate_ranks)
-            agrees = set(ranks) <= verdict if verdict else None
+            # One that names further ranks may see a second cause.
+            agrees = set(ranks) <= verdict or verdict <= set(ranks) if verdict else None
             if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
                 agrees = None  # both are right: one posted an extra call, so the other is not there
                 says = f"{says} This follows from the extra call."

@@ -25,6 +25,8 @@ _TAGS = (
     "the two ranks gave the transfer different tags, or a link or the library is stuck; all else "
     "that is recorded of the two halves agrees"
 )
+_BEFORE = 64
+"""Calls before one that are searched for an earlier one of its line."""
 _UNRECORDED = (
     "a rank posted more or fewer unrecorded calls than its peers, or a link, a device or the "
     "library is stuck"
@@ -257,7 +259,7 @@ class Stalled:
             seen.add(comm.key)
             if any(rank in behind or rank in case.waits.pending_calls for rank in comm.ranks):
                 continue  # it, or a rank that it waits for, has not reached the collective yet
-            if any(_went_on(case.run.by_rank[rank], call) for rank in comm.ranks):
+            if any(_went_on(case.run.by_rank.get(rank), call) for rank in comm.ranks):
                 continue  # it was enqueued, and nobody waits for it
             own = [heads.get(rank) for rank in comm.ranks]
             same = {(head.comm, head.seq) for head in own if head is not None}
@@ -265,13 +267,20 @@ class Stalled:
                 yield comm, call
 
 
-def _went_on(rank: Rank, call: Call) -> bool:
+def _went_on(rank: Rank | None, call: Call) -> bool:
     """Return whether a rank posted later calls there, and nothing shows that this one is pending.
 
-    Without a source of completion, a call has completed when the program has waited for it.
+    A call is known to have completed when the program has waited for it. Where it has waited for
+    no earlier call of this line, it may do so much later.
     """
-    known = rank.details.get("tells") or rank.device.get(call.comm) is not None
-    return rank.logs[call.comm].calls > call.seq and not known
+    log = None if rank is None else rank.logs.get(call.comm)
+    if rank is None or log is None or rank.details.get("tells"):
+        return False
+    if log.calls <= call.seq or rank.device.get(call.comm) is not None:
+        return False
+    before = log.span(max(log.first, call.seq - _BEFORE), call.seq)
+    alike = [one for one in before if (one.op, one.site) == (call.op, call.site)]
+    return not any(one.state is State.COMPLETED for one in alike)
 
 
 def _alive_after(who: str, seconds: float) -> str:

@@ -97,17 +97,24 @@ def test_a_rank_beside_a_transfer_that_timed_out_is_not_blamed(tmp_path: Path) -
     assert verdict.cause is None or 2 not in verdict.cause.diverging_ranks
 
 
-def test_calls_that_nobody_waits_for_are_not_stalled(tmp_path: Path) -> None:
-    """As all_reduces with ``async_op``, read much later: each appears pending until then."""
+@pytest.mark.parametrize("waited", [False, True])
+def test_calls_that_nobody_waits_for_are_not_stalled(tmp_path: Path, waited: bool) -> None:
+    """As all_reduces with ``async_op``, read much later: each appears pending until then.
+
+    Where the program waited for earlier calls of the line, it would have waited for this one.
+    """
     cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world", site="train.py:1 setup")
     for number in range(10):
-        cluster.post(range(SIZE), "world", shape=(number + 1,), done=number == 0)
+        done = waited and number < 4
+        cluster.post(range(SIZE), "world", shape=(number + 1,), site="train.py:9 log", done=done)
     ranks = [quiet(rank, 20.0) for rank in cluster.run().ranks]
 
     verdict = diagnose(replace(cluster.run(), ranks=tuple(ranks)))
 
-    assert verdict.cause is None, verdict.summary
-    assert verdict.status == "unknown"
+    assert (verdict.status, verdict.cause is None) == (
+        ("hung", False) if waited else ("unknown", True)
+    )
 
 
 def test_peers_that_lost_a_rank_and_were_killed_still_show_it(tmp_path: Path) -> None:

@@ -272,7 +272,9 @@ def test_a_host_that_is_lost_from_the_start_is_blamed_for_nothing(hosts: Hosts) 
         hosts.cut(lost)
         after.callback(hosts.join, lost)
         watch = after.enter_context(watching(hosts, "watch-without.log"))
-        document = watch.until_document(lambda one: one["status"] == "hung", "a hang")
+        document = watch.until_document(
+            lambda one: one["status"] == "hung" and one["ranks"]["read"] == 3, "a hang"
+        )
         assert document["ranks"] == {"expected": 4, "read": 3, "missing": [1]}
         # Rank 1 may be asleep as well: nobody has seen it.
         assert set(document["verdict"]["diverging_ranks"]) <= {DIVERGING}

@@ -18,7 +18,7 @@ from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.endings import failed, timed_out
-from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.engine_steps import is_idle, was_killed
 from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
@@ -290,8 +290,10 @@ def _failure(case: Case) -> str:
     """
     run = case.run
     failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
-    engines = [engine for engine in run.others if failed(engine)]
-    raising = [rank for rank in (*run.ranks, *run.others) if _raised_last(case, rank)]
+    # An engine fails, too, if all of the job is killed.
+    others = () if was_killed(run) else run.others
+    engines = [engine for engine in others if failed(engine)]
+    raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
     if not (failing or engines or raising):
         return ""
     known = any(rank.exited for rank in run.ranks)

@@ -14,11 +14,11 @@ from ncclscope.analysis.sequences.habit import in_step
 from ncclscope.analysis.sequences.step_rhythm import step_of
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
-from ncclscope.model.activities import WORKER_DIED
+from ncclscope.model.activities import RAISED, WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 
-__all__ = ["counterpart", "dead_workers", "describe_steps", "is_idle"]
+__all__ = ["counterpart", "dead_workers", "describe_steps", "is_idle", "was_killed"]
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -213,8 +213,24 @@ def _text(step: Step | None) -> str:
     return f"step {step.number}{tokens}"
 
 
+def was_killed(run: Run) -> bool:
+    """Return whether all ranks are gone, and none is known to have ended by itself or failed."""
+    return all(
+        rank.alive is False
+        and not rank.exited
+        and not rank.details.get("ended_with")
+        and RAISED not in rank.activities
+        for rank in run.ranks
+    )
+
+
 def dead_workers(run: Run) -> Iterator[tuple[Rank, str]]:
-    """Yield the workers that an engine saw end unexpectedly, each with what the engine noted."""
+    """Yield the workers that an engine saw end unexpectedly, each with what the engine noted.
+
+    None where all ranks are gone and none ended by itself or failed: the job was killed as a whole.
+    """
+    if was_killed(run):
+        return
     for name, engine in _engines(run).items():
         died = engine.activities.get(WORKER_DIED)
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]

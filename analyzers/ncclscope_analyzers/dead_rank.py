@@ -69,7 +69,7 @@ class DeadRank:
 
     def _missed_by_engines(self, case: Case) -> Iterable[Finding]:
         """Yield workers whose engine saw them end, and ended the others before they waited."""
-        for rank, seen in dead_workers(case.run):
+        for rank, seen in dead_workers(case):
             yield Finding(
                 kind=self.name,
                 summary=(

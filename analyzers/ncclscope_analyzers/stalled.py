@@ -116,7 +116,7 @@ class Stalled:
     def _timed_out(self, case: Case) -> Iterable[Finding]:
         """Describe a call that is the last of all members, and whose timeout ended processes."""
         ended: dict[str, list[int]] = {}
-        for rank in case.run.ranks:
+        for rank in filter(timed_out, case.run.ranks):
             if (call := rank.last_call()) is not None and ended_by(call, rank, timed_out):
                 ended.setdefault(call.comm, []).append(rank.rank)
         for key, ranks in ended.items():

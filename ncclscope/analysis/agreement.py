@@ -23,6 +23,7 @@ from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank, Run, State
+from ncclscope.model.activities import RAISED
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.untrusted import printable
@@ -291,7 +292,7 @@ def _failure(case: Case) -> str:
     run = case.run
     failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
     # An engine fails, too, if all of the job is killed.
-    others = () if was_killed(run) else run.others
+    others = run.others if run.others and not was_killed(case) else ()
     engines = [engine for engine in others if failed(engine)]
     raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
     if not (failing or engines or raising):
@@ -315,7 +316,7 @@ def _failure(case: Case) -> str:
 
 def _raised_last(case: Case, rank: Rank) -> bool:
     """Return whether an exception is the last that is known of a process that is gone."""
-    if rank.alive is not False or rank.exited:
+    if rank.alive is not False or rank.exited or RAISED not in rank.activities:
         return False
     last = rank.last_call(transfers=True)
     if rank.rank >= 0 and (last is None or last.state is State.COMPLETED):

@@ -302,6 +302,14 @@ class Case(Records):
         return any(habit_of(call) == habit_of(pending.call) for call in past)
 
     @cached_property
+    def latest_heartbeats(self) -> dict[str, int]:
+        """The latest heartbeat on each host, in nanoseconds by its clock."""
+        latest: dict[str, int] = {}
+        for rank in self.run.ranks:
+            latest[rank.host] = max(latest.get(rank.host, 0), rank.last_seen_ns or 0)
+        return latest
+
+    @cached_property
     def quiet(self) -> float | None:
         """Seconds for which all waiting ranks have waited at least; None when unknown."""
         known = [

@@ -76,7 +76,7 @@ def ended_by(call: Call, rank: Rank, how: Callable[[Rank], bool] = failed) -> bo
 
 def timed_out_in_transfer(rank: Rank) -> bool:
     """Return whether the timeout of a send or receive ended a process."""
-    last = rank.last_call(transfers=True)
+    last = rank.last_call(transfers=True) if timed_out(rank) else None
     return last is not None and last.op in P2P_OPS and ended_by(last, rank, timed_out)
 
 
@@ -154,7 +154,7 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
     """
     ranks = case.run.by_rank
     inside: dict[tuple[str, int], list[int]] = {}
-    for rank in case.run.ranks:
+    for rank in filter(failed, case.run.ranks):
         if (call := rank.last_call()) is not None and ended_by(call, rank):
             inside.setdefault((call.comm, call.seq), []).append(rank.rank)
     for (key, seq), failing in inside.items():

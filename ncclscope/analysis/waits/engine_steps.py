@@ -10,11 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from ncclscope.analysis.records import Records
 from ncclscope.analysis.sequences.habit import in_step
 from ncclscope.analysis.sequences.step_rhythm import step_of
+from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
-from ncclscope.model.activities import RAISED, WORKER_DIED
+from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 
@@ -213,23 +215,24 @@ def _text(step: Step | None) -> str:
     return f"step {step.number}{tokens}"
 
 
-def was_killed(run: Run) -> bool:
+def was_killed(records: Records) -> bool:
     """Return whether all ranks are gone, and none is known to have ended by itself or failed."""
     return all(
         rank.alive is False
         and not rank.exited
         and not rank.details.get("ended_with")
-        and RAISED not in rank.activities
-        for rank in run.ranks
+        and raised(records, rank) is None
+        for rank in records.run.ranks
     )
 
 
-def dead_workers(run: Run) -> Iterator[tuple[Rank, str]]:
+def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
     """Yield the workers that an engine saw end unexpectedly, each with what the engine noted.
 
     None where all ranks are gone and none ended by itself or failed: the job was killed as a whole.
     """
-    if was_killed(run):
+    run = records.run
+    if not any(WORKER_DIED in engine.activities for engine in run.others) or was_killed(records):
         return
     for name, engine in _engines(run).items():
         died = engine.activities.get(WORKER_DIED)

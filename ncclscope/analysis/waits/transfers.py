@@ -287,9 +287,7 @@ def is_stopped(case: Case, rank: Rank) -> bool:
         return True
     if rank.exited or rank.last_seen_ns is None:
         return False
-    # Of one host, whose clock is theirs.
-    here = [one.last_seen_ns for one in case.run.ranks if one.host == rank.host]
-    latest = max((seen for seen in here if seen is not None), default=rank.last_seen_ns)
+    latest = case.latest_heartbeats[rank.host]  # of its host, whose clock is the same
     return (latest - rank.last_seen_ns) / 1e9 >= STOPPED_SECONDS
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ import pytest
 from ncclscope import diagnose, open_run
 from tests.gpu.asking import keep
 from tests.gpu.host import SEATS
-from tests.integration.c10d_ranks import ROOT, main, start
+from tests.integration.c10d_ranks import ROOT, main, meeting, start
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,18 +86,10 @@ def opens_nothing(rank: int) -> None:
 
 def printed_by(function: str, rings: Path, more: dict[str, str], awaited: list[int]) -> str:
     """Run a job until these ranks have ended, end the others; return what all printed."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     search = [ROOT, ROOT / "patches", ROOT / "analyzers", os.environ.get("PYTHONPATH", "")]
     common = {
         "PYTHONPATH": os.pathsep.join(map(str, search)),
-        "WORLD_SIZE": str(SIZE),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "MEETING_POINT": str(rings / "store"),
-        "NCCLSCOPE_DIR": str(rings),
-        "TORCHELASTIC_RUN_ID": "",
+        **meeting(rings, SIZE),
         "TORCH_FR_DUMP_TEMP_FILE": str(rings / "fr_"),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(rings / "fr_"),
         **more,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -126,6 +127,21 @@ def start(
         text=True,
     )
     return process
+
+
+def meeting(rings: Path, size: int) -> dict[str, str]:
+    """Return the variables of a job whose ranks meet at a port of their own, and record there."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "MEETING_POINT": str(rings / "store"),
+        "NCCLSCOPE_DIR": str(rings),
+        "TORCHELASTIC_RUN_ID": "",
+    }
 
 
 def main(functions: Mapping[str, Callable[[int], None]]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose, open_run
-from tests.integration.c10d_ranks import ROOT, main, start
+from tests.integration.c10d_ranks import ROOT, main, meeting, start
 from tests.support.documents import blocks
 
 pytest.importorskip("torch")
@@ -143,18 +142,8 @@ FAST = ("comes_too_late", "is_gone")
 
 def printed_by(function: str, rings: Path) -> str:
     """Run a job until all ranks but the absent one have ended; return what they printed."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     os.mkfifo(rings / "store.pipe")
-    environment = {
-        "WORLD_SIZE": str(SIZE),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "MEETING_POINT": str(rings / "store"),
-        "NCCLSCOPE_DIR": str(rings),
-        "TORCHELASTIC_RUN_ID": "",
-    }
+    environment = meeting(rings, SIZE)
     ranks = [
         start(__file__, function, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(SIZE)

@@ -155,6 +155,25 @@ def test_a_worker_whose_engine_failed_with_it_is_named(tmp_path: Path) -> None:
     assert "Rank 1 is gone without an exit." in verdict.summary
 
 
+def test_a_job_that_was_killed_as_a_whole_lost_no_worker(tmp_path: Path) -> None:
+    """Its engine sees the first of them end; an exception long before was handled."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world", 3)
+    run = cluster.run(quiet=1.0)
+    handled = Activity("raised", "KeyError at a.py:1 setup", 0, 1, 1, 1)
+    ranks = tuple(
+        replace(rank, alive=False, labels={"engine": "0"}, activities={"raised": handled})
+        for rank in run.ranks
+    )
+    died = Activity("worker_died", "VllmWorker-0, exit status -9", 1, 1, 1, 1)
+    engine = failed_at(replace(ranks[0], rank=-1, logs={}), "RuntimeError: Executor failed.", "x")
+    engine = replace(engine, activities={**engine.activities, "worker_died": died})
+
+    verdict = diagnose(replace(run, ranks=ranks, others=(engine,)))
+
+    assert (verdict.status, verdict.cause) == ("ok", None)
+
+
 def with_engine(run: Run, noted: Activity) -> Verdict:
     """Return the verdict on workers of one engine that are gone, and what the engine noted."""
     ranks = tuple(

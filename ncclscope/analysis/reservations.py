@@ -105,6 +105,9 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
     if finding.role != "cause" or finding.kind != "not_joined" or finding.comm is None:
         return finding
     ranks, key = finding.diverging_ranks, finding.comm.key
+    known = [case.run.by_rank.get(rank) for rank in ranks]
+    if known and all(rank is not None and rank.details.get("stopped") for rank in known):
+        return finding  # that is no pause of the program's, and has no length of its own
     if ranks and all(is_as_slow_as_ever(case, rank, key) for rank in ranks):
         return replace(
             finding,

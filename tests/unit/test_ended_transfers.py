@@ -34,11 +34,12 @@ def quiet(rank: Rank, seconds: float, *, stopped: bool = False) -> Rank:
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_stopped_rank_of_a_ring_is_named(tmp_path: Path, lives: bool) -> None:
     cluster = Cluster(tmp_path, SIZE)
-    for _ in range(3):
+    for _ in range(12):
         exchange(cluster)
+        cluster.post(range(SIZE), "world")
     exchange(cluster, done=False, without=3)
     ranks = [
-        quiet(rank, 0.5, stopped=lives) if rank.rank == 3 else quiet(rank, 15.0)
+        quiet(rank, 0.0, stopped=lives) if rank.rank == 3 else quiet(rank, 15.0)
         for rank in cluster.run().ranks
     ]
     if not lives:

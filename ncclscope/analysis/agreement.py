@@ -287,7 +287,7 @@ def _still_seconds(case: Case, rank: Rank) -> float | None:
 def _failure(case: Case) -> str:
     """Return how a part of the job failed, though no rank is recorded to wait for it.
 
-    An engine fails if a worker of it is gone.
+    An engine fails if a worker of it is gone, or if it is gone and its workers are not.
     """
     run = case.run
     failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
@@ -295,7 +295,8 @@ def _failure(case: Case) -> str:
     others = run.others if run.others and not was_killed(case) else ()
     engines = [engine for engine in others if failed(engine)]
     raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
-    if not (failing or engines or raising):
+    lost = [engine for engine in others if _is_outlived(engine, run)]
+    if not (failing or engines or raising or lost):
         return ""
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
@@ -306,12 +307,24 @@ def _failure(case: Case) -> str:
         error = raised(case, rank)
         text = f"raised {error[0] if error else ''}, and posted nothing since"
         said.setdefault(text, []).append(rank)
+    if lost:
+        said["is gone without an exit, unlike its workers"] = lost
     parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
         have = "is" if len(gone) == 1 else "are"
         parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
     parts.append("No rank is recorded to wait for another.")
     return " ".join(filter(None, parts))
+
+
+def _is_outlived(engine: Rank, run: Run) -> bool:
+    """Return whether an engine has left no exit, and a worker of it has, or still runs."""
+    if engine.alive is not False or engine.exited or failed(engine):
+        return False
+    label = engine.labels.get("engine")
+    return any(
+        rank.exited or rank.alive for rank in run.ranks if rank.labels.get("engine") == label
+    )
 
 
 def _raised_last(case: Case, rank: Rank) -> bool:

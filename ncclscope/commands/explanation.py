@@ -31,7 +31,9 @@ def main(arguments: Sequence[str]) -> int:
         if verdict.status in ("diverged", "hung"):
             text = plain_text(render_verdict(verdict, _WIDTH), _WIDTH) + "\n"
         else:
-            text = f"ncclscope: {verdict.status}: {verdict.summary}\n"
+            # It is asked since something went wrong: OK alone would read as if nothing had.
+            why = "not explained by the recorded calls: " if verdict.status == "ok" else ""
+            text = f"ncclscope: {why}{verdict.status}: {verdict.summary}\n"
         text += f"ncclscope: more: ncclscope attach, or ncclscope diagnose {directory}\n"
     print(json.dumps({"text": text, "document": document}) if options else text, end="")
     return 0

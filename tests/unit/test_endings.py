@@ -565,3 +565,26 @@ def test_of_a_pair_the_rank_that_failed_is_named(tmp_path: Path, error: str) -> 
     assert cause is not None
     named = (1,) if error == "RuntimeError: planted" else ()
     assert (cause.kind, cause.diverging_ranks) == ("dead_rank", named)
+
+
+@pytest.mark.parametrize(
+    ("exited", "engine_exited", "status"),
+    [(True, False, "unknown"), (False, False, "ok"), (True, True, "ok")],
+)
+def test_an_engine_that_its_workers_outlive_has_failed(
+    tmp_path: Path, exited: bool, engine_exited: bool, status: str
+) -> None:
+    """Something killed it, and they ended in order; a job killed as a whole is no failure."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world", 3)
+    run = cluster.run(quiet=1.0)
+    ranks = tuple(
+        replace(rank, alive=False, exited=exited, labels={"engine": "0"}) for rank in run.ranks
+    )
+    engine = replace(ranks[0], rank=-1, logs={}, exited=engine_exited)
+
+    verdict = diagnose(replace(run, ranks=ranks, others=(engine,)))
+
+    assert verdict.status == status
+    named = f"Engine 0 (pid {engine.pid}) is gone without an exit, unlike its workers."
+    assert (named in verdict.summary) == (status == "unknown")

@@ -16,7 +16,7 @@ class NixlTransfers(Patch):
 
     name = "vllm_nixl"
     target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
-    supports = "the NIXL connector of vllm 0.30 and later"
+    supports = "the NIXL connector of vllm 0.26 and later"
     records = False
 
     def install(self, module: Any) -> None:
@@ -24,7 +24,9 @@ class NixlTransfers(Patch):
         self.replace(worker, "_background_nixl_handshake", _handshake)
         self.replace(worker, "_log_failure", _failure)
         self.replace(worker, "_handle_heartbeat", _arguments, _extended)
-        self.replace(worker, "_reap_expired_send_leases", _expired)
+        # Before vLLM 0.30 leases are looked through right after this function, and in no own one.
+        if not self.replace(worker, "_reap_expired_send_leases", _expired):
+            self.replace(worker, "_sync_device_after_mamba_recv", _expired)
 
 
 class NixlReads(Patch):
@@ -32,7 +34,7 @@ class NixlReads(Patch):
 
     name = "vllm_nixl_reads"
     target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker"
-    supports = "the NIXL connector of vllm 0.30 and later"
+    supports = "the NIXL connector of vllm 0.26 and later"
     records = False
 
     def install(self, module: Any) -> None:

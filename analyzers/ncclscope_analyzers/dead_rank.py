@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
-from ncclscope.analysis.waits.endings import failed, failed_inside, timed_out
+from ncclscope.analysis.waits.endings import failed, failed_inside, status_of, timed_out
 from ncclscope.analysis.waits.engine_steps import dead_workers
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
@@ -66,6 +66,32 @@ class DeadRank:
         yield from awaited
         if not (awaited or case.differences or case.stalled):
             yield from self._missed_by_engines(case)
+            yield from self._missed_by_launchers(case)
+
+    def _missed_by_launchers(self, case: Case) -> Iterable[Finding]:
+        """Yield the ranks that recorded no end, where a launcher saw them end before the others."""
+        ranks = case.run.ranks
+        found = {rank.rank: status for rank in ranks if (status := status_of(rank))}
+        if not found or len(found) == len(ranks):
+            return  # all of them: the job was killed as a whole
+        numbers = [*found]
+        who = rank_text(case.run, numbers[0]) if len(found) == 1 else ranks_text(numbers)
+        how = " and ".join(dict.fromkeys(found.values()))
+        yield Finding(
+            kind=self.name,
+            summary=(
+                f"{sentence(who)} ended with {how}, and the launcher ended the other ranks: no "
+                f"rank is recorded to wait for {'it' if len(found) == 1 else 'them'}."
+            ),
+            diverging_ranks=tuple(numbers),
+            odd=case.run.by_rank[numbers[0]].last_call(),
+            confidence="certain",
+            analyzer=self.name,
+            evidence=tuple(
+                f"rank {number}: its launcher saw it end with {status}, and ended the others then"
+                for number, status in [*found.items()][:_SHOWN]
+            ),
+        )
 
     def _missed_by_engines(self, case: Case) -> Iterable[Finding]:
         """Yield workers whose engine saw them end, and ended the others before they waited."""

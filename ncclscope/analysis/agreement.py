@@ -24,8 +24,9 @@ from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.activities import RAISED
-from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.metadata import DAMAGED, ENDS, LAUNCHER
 from ncclscope.model.snapshot import Snapshot
+from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 
 __all__ = [
@@ -293,11 +294,11 @@ def _failure(case: Case) -> str:
     failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
     # An engine fails, too, if all of the job is killed.
     others = run.others if run.others and not was_killed(case) else ()
-    engines = [engine for engine in others if failed(engine)]
+    engines = [one for one in others if failed(one) and ENDS not in one.details]
     raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
     lost = [engine for engine in others if _is_outlived(engine, run)]
     if not (failing or engines or raising or lost):
-        return ""
+        return _failure_of_program(run)
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
     said: dict[str, list[Rank]] = {}
@@ -315,6 +316,19 @@ def _failure(case: Case) -> str:
         parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
     parts.append("No rank is recorded to wait for another.")
     return " ".join(filter(None, parts))
+
+
+def _failure_of_program(run: Run) -> str:
+    """Return how the program under ``ncclscope run`` failed, if none of its ranks is known to."""
+    ends = {
+        status_text(status)
+        for other in run.others
+        if other.details.get("launcher") == LAUNCHER
+        for status in other.details.get(ENDS, {}).values()
+    }
+    if not ends or any(rank.alive for rank in run.ranks):
+        return ""
+    return f"The program ended with {' and '.join(sorted(ends))}, and no record shows why."
 
 
 def _is_outlived(engine: Rank, run: Run) -> bool:

@@ -27,7 +27,7 @@ from ncclscope.analysis.sequences.survived import (
 )
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
 from ncclscope.analysis.sequences.tie_breaks import broke_pattern, majority_of_kind, suspect_of_pair
-from ncclscope.analysis.waits.endings import interrupted_after, lost_by_peers
+from ncclscope.analysis.waits.endings import interrupted_after, lost_by_peers, status_of
 from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
@@ -336,7 +336,10 @@ class Case(Records):
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"
         if self.lost_by_peers(rank):
-            return "its process is gone, and recorded no end"
+            status = status_of(rank)
+            return (
+                f"it ended with {status}" if status else "its process is gone, and recorded no end"
+            )
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
         quiet = self.quiet_seconds(rank)

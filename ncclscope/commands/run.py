@@ -14,20 +14,24 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ncclscope.commands.explainer import Explainer
 from ncclscope.commands.launchers import launcher_name
 from ncclscope.commands.options import add_hang_options, say
 from ncclscope.errors import UsageError
+from ncclscope.model.metadata import LAUNCHER
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
 from ncclscope.ring import layout
 from ncclscope.ring.place import fallback_of
 from ncclscope.tracing import session
+from ncclscope.tracing.launchers import record_ends
 
 __all__ = ["RunCommand"]
 
 _PASSED_ON = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+_INTERRUPTED = frozenset(code for one in _PASSED_ON for code in (-one, 128 + one))
 _SHARED_MEMORY = Path("/dev/shm")
 _STALL = 20.0
 _LONGEST = 86_400.0
@@ -91,11 +95,16 @@ class RunCommand:
         if os.environ.get("NCCLSCOPE") == "0":
             say("NCCLSCOPE=0 is set: nothing will be traced")
         explainer = None if arguments.no_explain else Explainer(directory, options, rings.places)
+        environment = _environment(directory)
         try:
-            status = _supervise(command, _environment(directory), explainer)
+            ended = _supervise(command, environment, explainer)
         finally:
             explained = explainer is not None and explainer.end()
+        status = ended.status if ended.status >= 0 else 128 - ended.status
         if written := rings.count():
+            if status and not (ended.interrupted or explained):
+                run = environment["NCCLSCOPE_RUN"]
+                record_ends(rings.places()[0], LAUNCHER, {ended.pid: ended.status}, run=run)
             if explainer is not None and status and not explained:
                 explainer.explain_end()
             say(f"{written} ring{'s' * (written > 1)} written")
@@ -214,10 +223,24 @@ def _ring_names(directory: Path) -> set[str]:
     return set()
 
 
+class _Ended(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+        pid: Its process id.
+        status: Its exit status; negative for a signal.
+        interrupted: Whether somebody ended it by a signal, which it need not have died of.
+    """
+
+    pid: int
+    status: int
+    interrupted: bool
+
+
 def _supervise(
     command: Sequence[str], environment: dict[str, str], explainer: Explainer | None
-) -> int:
-    """Run a program, pass signals on to it, and return its exit status as a shell would.
+) -> _Ended:
+    """Run a program, pass signals on to it, and return how it ended.
 
     Block the signals and wait for them, because only ``sigwaitinfo`` reports their sender: the
     terminal sends Ctrl-C to the program as well, which must not receive it twice.
@@ -230,6 +253,7 @@ def _supervise(
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"cannot run {command[0]}: {reason}") from error
+        interrupted = False
         while True:
             received = signal.sigtimedwait(awaited, _LOOK_SECONDS)
             if received is None:
@@ -239,8 +263,12 @@ def _supervise(
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     code = os.waitstatus_to_exitcode(status)
-                    return code if code >= 0 else 128 - code
-            elif received.si_pid:  # sent by a process, not by the terminal
-                os.kill(pid, received.si_signo)
+                    # A signal to the whole job may reach it first.
+                    interrupted |= code in _INTERRUPTED or bool(signal.sigpending() & _PASSED_ON)
+                    return _Ended(pid, code, interrupted)
+            else:
+                interrupted = True
+                if received.si_pid:  # sent by a process, not by the terminal
+                    os.kill(pid, received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -7,17 +7,33 @@ from typing import Any
 
 from ncclscope.untrusted import integer, number, text, texts
 
-__all__ = ["DAMAGED", "metadata_of", "read_about", "read_metadata", "read_uses"]
+__all__ = ["DAMAGED", "ENDS", "LAUNCHER", "metadata_of", "read_about", "read_metadata", "read_uses"]
 
 DAMAGED = "damaged"
 """Kind of unseen calls whose records cannot be read."""
 
+ENDS = "ends"
+"""Of a launcher: how the processes that it started ended by themselves, a status by its pid."""
+LAUNCHER = "ncclscope run"
+"""The launcher whose end is that of the whole program."""
+_MOST_ENDS = 4096
+
 _FLAGS = ("dumped", "splits", "tells", "unsized")
-_TEXTS = ("ended_with", "probe_failed")
+_TEXTS = ("ended_with", "launcher", "probe_failed")
 _USES = ("probes", "unseen")
 _RING_TEXTS = ("device_progress", "run")
 _NOT_OF_RINGS = (
-    *(*_FLAGS, "beating", "dump", "format", "gpu_spins", "idle_s", "numbered", "overdue"),
+    *(
+        *_FLAGS,
+        "beating",
+        "dump",
+        "exit_status",
+        "format",
+        "gpu_spins",
+        "idle_s",
+        "numbered",
+        "overdue",
+    ),
     *("quiet_seconds", "stated", "still_seconds", "stopped", "timed_out"),
     *("waits_for_input", "written_ns"),
 )
@@ -27,7 +43,7 @@ def metadata_of(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a process that verdicts use, in a form for JSON."""
     metadata = {
         name: details[name]
-        for name in (*_FLAGS, "timed_out", *_TEXTS, *_USES)
+        for name in (*_FLAGS, "timed_out", "exit_status", *_TEXTS, *_USES, ENDS)
         if details.get(name) is not None
     }
     if overdue := details.get("overdue"):
@@ -44,8 +60,10 @@ def read_metadata(value: Any) -> dict[str, Any]:
     }
     if "timed_out" in value:
         metadata["timed_out"] = number(value["timed_out"])
+    if (status := integer(value.get("exit_status"))) is not None:
+        metadata["exit_status"] = status
     metadata |= {name: valid for name in _TEXTS if (valid := text(value.get(name)))}
-    metadata |= read_uses(value)
+    metadata |= read_uses(value) | _read_ends(value)
     overdue = value.get("overdue")
     found = [
         (key, bool(entry[1]), seq)
@@ -96,12 +114,24 @@ def read_about(about: Mapping[str, Any]) -> dict[str, Any]:
     Drop details that only other inputs contain or that are inferred later: a ring must not be able
     to forge them.
     """
-    known = (*_USES, *_TEXTS, *_RING_TEXTS, *_NOT_OF_RINGS)
+    known = (*_USES, *_TEXTS, *_RING_TEXTS, *_NOT_OF_RINGS, ENDS)
     details = {name: value for name, value in about.items() if name not in known}
     for name in (*_TEXTS, *_RING_TEXTS):
         if (valid := text(about.get(name))) is not None:
             details[name] = valid
-    return {**details, **read_uses(about)}
+    return {**details, **read_uses(about), **_read_ends(about)}
+
+
+def _read_ends(about: Mapping[str, Any]) -> dict[str, Any]:
+    ends = about.get(ENDS)
+    if not isinstance(ends, Mapping) or len(ends) > _MOST_ENDS:
+        return {}
+    found = {
+        pid: status
+        for pid, value in ends.items()
+        if text(pid) and (status := integer(value)) is not None
+    }
+    return {ENDS: found} if found else {}
 
 
 def _keys(value: Any) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 
-__all__ = ["plural", "ranks_text", "shape_text", "sizes_text", "verb"]
+__all__ = ["plural", "ranks_text", "shape_text", "sizes_text", "status_text", "verb"]
 
 _SIZES_SHOWN = 16
 
@@ -18,6 +19,16 @@ def sizes_text(sizes: Sequence[int]) -> str:
     """Return ``14,16``; for a long list its beginning and its length."""
     shown = ",".join(map(str, sizes[:_SIZES_SHOWN]))
     return shown if len(sizes) <= _SIZES_SHOWN else f"{shown},... ({len(sizes)} in all)"
+
+
+def status_text(status: int) -> str:
+    """Return ``exit status 3``, or ``SIGKILL`` for the number of a signal, which is negative."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
 
 
 def plural(count: int, noun: str) -> str:

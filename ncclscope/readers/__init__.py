@@ -19,6 +19,7 @@ from ncclscope.readers.flight_recorder.job import settle
 from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
 from ncclscope.readers.jsonl.trace import is_trace, read_trace
 from ncclscope.readers.late_starts import number_late
+from ncclscope.readers.launchers import restarts, with_ends
 from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.members import join_processes, with_members
 from ncclscope.readers.nodes import Nodes
@@ -127,8 +128,9 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
     processes = infer_windows(join_processes(_newest_run(processes, remarks)))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
-    ranks = number_late(with_members(ranks))
+    ranks = with_ends(number_late(with_members(ranks)), others)
     ranks.sort(key=lambda rank: rank.rank)
+    remarks.extend(restarts(ranks, others))
     communicators: dict[str, Communicator] = {}
     for rank in ranks:
         for key, log in rank.logs.items():

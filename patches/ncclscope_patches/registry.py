@@ -60,6 +60,7 @@ _OWN = (
     "ncclscope_patches.startup.exceptions:ThreadErrorNote",
     "ncclscope_patches.startup.groups:CommInitNote",
     "ncclscope_patches.startup.groups:InitNote",
+    "ncclscope_patches.startup.launchers:TorchrunNote",
     "ncclscope_patches.startup.stores:StoreNote",
     "ncclscope_patches.startup.work:CompileNote",
     "ncclscope_patches.startup.work:DownloadNote",

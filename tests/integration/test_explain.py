@@ -43,7 +43,9 @@ def test_a_healthy_job_is_one_line(rings: Path) -> None:
     tracer.close()
     found = ncclscope.explain(rings, seconds=60)
     assert found.document["status"] == "ok"
-    assert found.text.splitlines()[0].startswith("ncclscope: not explained by the recorded calls: ok: ")
+    assert found.text.splitlines()[0].startswith(
+        "ncclscope: not explained by the recorded calls: ok: "
+    )
 
 
 @pytest.mark.parametrize(

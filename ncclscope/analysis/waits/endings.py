@@ -11,6 +11,7 @@ from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentenc
 from ncclscope.model import Call, Finding, Rank, State
 from ncclscope.model.activities import RAISED
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "interrupted_after",
     "is_last",
     "lost_by_peers",
+    "status_of",
     "timed_out",
     "timed_out_in_transfer",
 ]
@@ -55,6 +57,12 @@ def timed_out(rank: Rank) -> bool:
     """Return whether a process ended because a call of torch's had timed out."""
     error = str(rank.details.get("ended_with") or "")
     return bool(_TIMED_OUT.search(error)) and not error.startswith(_OF_OTHERS)
+
+
+def status_of(rank: Rank) -> str:
+    """Return how the launcher saw a process end that recorded no end; empty where none saw it."""
+    status = rank.details.get("exit_status")
+    return "" if not status or rank.exited else status_text(status)
 
 
 def ended_by(call: Call, rank: Rank, how: Callable[[Rank], bool] = failed) -> bool:

@@ -20,6 +20,8 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Communicator, Finding, Rank
+from ncclscope.model.activities import RAISED
+from ncclscope.model.signature import BARRIERS
 
 __all__ = ["DeadRank"]
 
@@ -47,6 +49,34 @@ def _failed_first(rank: Rank | None) -> bool:
     if rank is None or rank.last_call(transfers=True) is not None:
         return False
     return bool(rank.details.get("ended_with")) and (failed(rank) or timed_out(rank))
+
+
+def _went_on(rank: Rank) -> bool:
+    """Return whether a process exited in order."""
+    return rank.exited and not rank.details.get("ended_with")
+
+
+def _have_gone_on(case: Case, rank: Rank, finding: Finding, waiting: Sequence[int]) -> bool:
+    """Return whether all exited in order, and those that were in the call caught its failure."""
+    peers = [case.run.by_rank[own] for own in waiting]
+    blocks = finding.peers is not None and finding.peers.op in BARRIERS
+    caught = blocks or all(RAISED in peer.activities for peer in peers)
+    return caught and all(map(_went_on, (rank, *peers)))
+
+
+def _given_up(finding: Finding, waiting: Sequence[int]) -> Finding:
+    """Describe a call that nobody waits in: its ranks gave it up, went on, and exited in order."""
+    comm, call = finding.comm, finding.peers
+    (number,) = finding.diverging_ranks
+    where = "" if comm is None else f" on {comm_text(comm)}"
+    return replace(
+        finding,
+        summary=(
+            f"Rank {number} never joined call {finding.seq}{where}, {call_text(call)}; "
+            f"{ranks_text(waiting)} gave it up. All of them went on, and exited normally."
+        ),
+        role="latent",
+    )
 
 
 def _no_record(case: Case) -> str:
@@ -145,6 +175,9 @@ class DeadRank:
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
+            if _have_gone_on(case, rank, finding, waiting):
+                yield _given_up(finding, waiting)
+                continue
             if rank.exited and finding.role == "cause" and number not in failing:
                 yield from self._left_early(case, finding, waiting)
             else:
@@ -190,7 +223,7 @@ class DeadRank:
             lived = min((seconds for n in living if (seconds := quiet[n]) is not None), default=0.0)
             for number in inside:
                 seconds = quiet[number]
-                if number in living or seconds is None:
+                if number in living or seconds is None or case.run.by_rank[number].exited:
                     continue
                 if lived - seconds < DEAD_SECONDS:
                     continue

@@ -8,6 +8,7 @@ from textwrap import shorten
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.waits.endings import failed
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.noted import (
     Noted,
@@ -61,8 +62,17 @@ class InitStalled:
 
     def _rendezvous(self, case: Case, inside: _Waiting) -> Iterable[Finding]:
         """Yield the ranks that have not come to ``init_process_group``, which all must."""
-        expected = range(case.run.expected)
-        absent = tuple(n for n in expected if n not in inside and not _has_joined(case, n))
+        over = {number: one for number, one in inside.items() if one.activity.until_ns is not None}
+        broken = tuple(number for number in over if failed(case.run.by_rank[number]))
+        if 0 < len(broken) < len(inside):
+            yield self._broken(case, inside, broken)
+            return
+        if len(over) == len(inside):
+            over = {}
+        inside = {number: one for number, one in inside.items() if number not in over}
+        expected = [number for number in range(case.run.expected) if number not in over]
+        since = min(one.activity.since_ns for one in inside.values())
+        absent = tuple(n for n in expected if n not in inside and not _has_joined(case, n, since))
         past = tuple(n for n in expected if n not in inside and n not in absent)
         one = inside[min(inside)]
         waiting = tuple(inside)
@@ -104,14 +114,31 @@ class InitStalled:
                 blames=2 * len(absent) <= case.run.expected,
             )  # fmt: skip
             return
-        all_of = "All ranks" if not past else ranks_text(waiting)
-        rest = f"; {ranks_text(past)} went on" if past else ""
+        all_of = ranks_text(waiting) if past or over else "All ranks"
+        ended = [*over, *(n for n in past if _has_ended(case, n))]
+        went_on = [n for n in past if n not in ended]
+        rest = f"; {ranks_text(went_on)} went on" if went_on else ""
+        rest += "".join(f"; {_doing(case, n)}" for n in ended[:_SHOWN])
         if _are_over(inside):
             did, why = _failed(case, inside), "why"
         else:
             did, why = f"{_waits(inside)} in {one.text} for {seconds:.0f} s", "for whom"
         summary = f"{sentence(all_of)} {did}{rest}, and no record shows {why}."
         yield self._finding(case, inside, (), summary, blames=False)
+
+    def _broken(self, case: Case, inside: _Waiting, broken: Sequence[int]) -> Finding:
+        """Describe ranks that failed in ``init_process_group``, in which the others wait."""
+        waiting = {number: one for number, one in inside.items() if number not in broken}
+        seconds = min(one.seconds for one in waiting.values())
+        one = inside[broken[0]]
+        who = rank_text(case.run, broken[0]) if len(broken) == 1 else ranks_text(broken)
+        how = "; ".join(_doing(case, number) for number in broken[:_SHOWN])
+        return self._finding(
+            case, inside, tuple(broken),
+            f"{sentence(who)} failed in {one.text}, in which {ranks_text(waiting)} "
+            f"{_waits(waiting)} for {seconds:.0f} s; {how}.",
+            blames=True,
+        )  # fmt: skip
 
     def _at_store(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
         """Yield who does not wait for the key that most of the waiting ranks wait for."""
@@ -203,9 +230,7 @@ class InitStalled:
         ended = [
             number
             for number in absent
-            if number not in waiting
-            and (rank := run.by_rank.get(number)) is not None
-            and case.how_it_ended(rank) is not None
+            if (rank := run.by_rank.get(number)) is not None and case.how_it_ended(rank) is not None
         ]
         return Finding(
             kind="dead_rank" if blames and len(ended) == len(absent) else self.name,
@@ -307,10 +332,24 @@ def _ended_in(case: Case, number: int, name: str) -> bool:
     return lasting(rank, name) is not None
 
 
-def _has_joined(case: Case, number: int) -> bool:
-    """Return whether a rank has been through ``init_process_group``."""
+def _has_joined(case: Case, number: int, since: int) -> bool:
+    """Return whether a rank has been through the ``init_process_group`` that others are in.
+
+    Args:
+        case: The case.
+        number: The rank.
+        since: When the first of the others began, nanoseconds since 1970. An earlier one is over.
+    """
     rank = case.run.by_rank.get(number)
-    return rank is not None and bool(rank.logs)
+    if rank is None or not rank.logs:
+        return False
+    last = rank.activities.get(INIT)
+    return last is None or last.until_ns is None or last.until_ns > since
+
+
+def _has_ended(case: Case, number: int) -> bool:
+    rank = case.run.by_rank.get(number)
+    return rank is not None and case.how_it_ended(rank) is not None
 
 
 def _doing(case: Case, number: int) -> str:

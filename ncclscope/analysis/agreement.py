@@ -17,7 +17,7 @@ from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
-from ncclscope.analysis.waits.endings import failed, timed_out
+from ncclscope.analysis.waits.endings import failed, timed_out, was_interrupted
 from ncclscope.analysis.waits.engine_steps import is_idle, was_killed
 from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.passed_by import passed_by
@@ -391,7 +391,9 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
         failures = _failures(run.ranks)
         if not failures:
             return Agreement("ok", f"All processes exited normally. {_agree(case)}")
-        return Agreement("ok" if _calls(run) else "unknown", f"{failures} {_agree(case)}")
+        ended = [rank for rank in run.ranks if rank.details.get("ended_with")]
+        known = _calls(run) and all(map(was_interrupted, ended))
+        return Agreement("ok" if known else "unknown", f"{failures} {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",

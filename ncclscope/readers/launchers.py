@@ -36,12 +36,12 @@ def restarts(ranks: Sequence[Rank], others: Sequence[Rank]) -> Iterator[str]:
             yield f"{launcher} started the ranks again after pid {pid} ended with {how}"
 
 
-def _namespace(process: Rank) -> tuple[str, object, object]:
+def _namespace(process: Rank) -> tuple[str, str, str]:
     """Return what a pid is unique in."""
     return (
         process.host,
-        process.details.get("boot_id"),
-        process.details.get("pid_namespace"),
+        str(process.details.get("boot_id")),
+        str(process.details.get("pid_namespace")),
     )
 
 

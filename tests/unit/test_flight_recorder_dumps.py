@@ -164,10 +164,13 @@ def test_a_rank_that_has_not_posted_is_waited_for(tmp_path: Path) -> None:
 def test_one_rank_ahead_of_all_others_is_a_snapshot_unless_none_moves(
     tmp_path: Path, seconds: float, status: str
 ) -> None:
-    """In dumps written long after the last call, the rank that waits alone is named."""
+    """In dumps written long after the last call, the rank that waits alone is named.
+
+    It is in a call that does not follow there; where it does, the others may be late.
+    """
     job = Job(4)
     history(job)
-    job.post([2], state="scheduled")
+    job.post([2], op="all_gather", state="scheduled")
     directory = job.write(tmp_path)
     for rank in range(4):
         stamp = job.entries[rank][-1]["time_created_ns"] + int(seconds * 1e9)

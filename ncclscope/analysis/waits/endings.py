@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ended_by",
+    "ended_by_peers",
     "failed",
     "failed_inside",
     "interrupted_after",
@@ -28,6 +29,7 @@ __all__ = [
     "status_of",
     "timed_out",
     "timed_out_in_transfer",
+    "was_interrupted",
 ]
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
@@ -57,6 +59,16 @@ def timed_out(rank: Rank) -> bool:
     """Return whether a process ended because a call of torch's had timed out."""
     error = str(rank.details.get("ended_with") or "")
     return bool(_TIMED_OUT.search(error)) and not error.startswith(_OF_OTHERS)
+
+
+def was_interrupted(rank: Rank) -> bool:
+    """Return whether a process ended because a signal was sent to the job."""
+    return str(rank.details.get("ended_with") or "").startswith(_INTERRUPTS)
+
+
+def ended_by_peers(rank: Rank) -> bool:
+    """Return whether a process ended because a connection to another one did."""
+    return bool(_LOST.search(str(rank.details.get("ended_with") or "")))
 
 
 def status_of(rank: Rank) -> str:

@@ -67,6 +67,9 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         diverging = "absent"  # the records show what they do: they wait for a request
     if not by_groups and _are_stopped(case, absent) and not _are_stopped(case, waiting):
         diverging = "absent"  # whatever the numbers, they cannot come before they are resumed
+    here = [rank for n in absent if (rank := case.run.by_rank.get(n)) and not rank.exited]
+    if diverging == "waiting" and not by_groups and here and case.is_due(pending):
+        diverging = ""  # the larger number makes this call here, too, if it comes
     if by_groups == "waiting" and by_number == "absent":
         diverging, reason = "", ""  # most wait in a call that groups of the same role never post
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)

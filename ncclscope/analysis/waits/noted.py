@@ -51,6 +51,8 @@ _SHOWN = 160
 _AT_ONCE_NS = 1_000_000_000
 _OF_STORES = ("DistStoreError", "DistNetworkError")
 """The exceptions that torch's stores raise."""
+_KEYS = "keys:"
+"""In the text of their exceptions if a key did not come in time."""
 _NEARLY = 0.9
 """A wait that lasted for this part of its timeout timed out."""
 _PREPOSITIONS = {"connect": "to connect to", "serve": "for its peers, as the server of"}
@@ -107,10 +109,16 @@ def given_up(rank: Rank, name: str) -> Noted | None:
         return None
     if name == INIT and rank.logs:
         return None  # it has come through
+    if name == STORE_WAIT and _is_connecting(activity) and _KEYS in rank.details["ended_with"]:
+        return None  # it was connected, and C++ waited for a key
     if name == STORE_WAIT and _was_answered(rank, activity):
         return None  # the exception came later
     seconds = (activity.until_ns - activity.since_ns) / 1e9
     return Noted(name, spelled(activity), seconds, activity)
+
+
+def _is_connecting(activity: Activity) -> bool:
+    return (activity.detail or "").startswith("connect")
 
 
 def _was_answered(rank: Rank, wait: Activity) -> bool:

@@ -57,6 +57,7 @@ class Waits:
         self._run = run
         self._ranks = run.by_rank
         self._least: dict[str, int] = {}
+        self._passed: dict[tuple[str, int], bool] = {}
 
     @cached_property
     def heads(self) -> Mapping[int, Call]:
@@ -308,6 +309,8 @@ class Waits:
                 pending = log.call(seq) if seq <= log.calls else _held_in(rank, log)
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
+            elif pending is not None:
+                pending = self._past_all(key, log, pending)
             if pending is not None and not _was_left(rank, pending):
                 heads.append(pending)
         return min(heads, key=lambda call: call.position, default=None)
@@ -322,6 +325,33 @@ class Waits:
             if call.replay is None:
                 return call
         return log.call(seq) if seq <= log.calls else None
+
+    def _past_all(self, key: str, log: CallLog, pending: Call) -> Call | None:
+        """Return the first call that not all have posted, where ranks went on to such a call.
+
+        They did not wait in the pending call that they went on from: its completion becomes known
+        when the program asks for it. Nor did a member whose last call it is.
+        """
+        least = self._posted_by_all(key)
+        if pending.seq > least:
+            return pending
+        if log.calls == least:
+            return None if self._went_on(key, pending.seq, least) else pending
+        call = log.call(least + 1)
+        return pending if call.state is State.COMPLETED else call
+
+    def _went_on(self, key: str, seq: int, least: int) -> bool:
+        """Return whether members posted more than others, while a call before was pending."""
+        if (key, seq) not in self._passed:
+            logs = [rank.logs[key] for rank in self._run.members(key)]
+            self._passed[key, seq] = any(
+                log.calls > least
+                and log.first <= seq
+                and log.call(seq).state is not State.COMPLETED
+                and log.call(least + 1).state is not State.COMPLETED
+                for log in logs
+            )
+        return self._passed[key, seq]
 
     def _posted_by_all(self, key: str) -> int:
         """Return how many calls all members of a communicator have posted."""

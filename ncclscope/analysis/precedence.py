@@ -135,12 +135,24 @@ def _without_held_up(case: Case, found: Sequence[Finding]) -> list[Finding]:
     return [
         replace(finding, role="consequence")
         if finding.role == "cause"
-        and finding.kind in ("not_joined", "extra_call")
         and finding.comm is not None
-        and (finding.comm.key, finding.seq) in missed
+        and (
+            (
+                finding.kind in ("not_joined", "extra_call")
+                and (finding.comm.key, finding.seq) in missed
+            )
+            or _lacks_a_half_of(finding, held_up)
+        )
         else finding
         for finding in found
     ]
+
+
+def _lacks_a_half_of(finding: Finding, held_up: set[int]) -> bool:
+    """Return whether a transfer has no other half since one of the two ranks is held up."""
+    if finding.kind != "p2p_mismatch" or finding.peers is not None or finding.diverging_ranks:
+        return False
+    return bool(held_up.intersection(finding.candidate_ranks))
 
 
 def _is_transfer(finding: Finding) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
-from ncclscope.analysis.waits.endings import ended_by, failed, timed_out
+from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, failed, timed_out
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 
@@ -120,12 +120,25 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
             first[rank] = (pair, peer, call, number)
     awaited = _awaited(case, first)
     stuck = []
+    # A rank that failed, and whose peers lost the connection to it, is reported as such.
+    lost = any(map(ended_by_peers, case.run.ranks))
+    peers = {rank: one[1] for rank, one in first.items()}
     for rank, (pair, peer, call, number) in sorted(first.items()):
+        if lost and failed(case.run.by_rank[_end_of(peers, peer)]):
+            continue
         proof = proof_of(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
             stuck.append(StuckTransfer(pair, rank, peer, call, number, proof))
     waiting = {transfer.rank for transfer in stuck}
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
+
+
+def _end_of(awaited: Mapping[int, int], rank: int) -> int:
+    """Return the rank at which a chain of waiting ends; in a cycle, any of it."""
+    seen = {rank}
+    while (rank := awaited.get(rank, rank)) not in seen:
+        seen.add(rank)
+    return rank
 
 
 def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | None:

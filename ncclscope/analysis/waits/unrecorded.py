@@ -13,6 +13,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.processes.positions import Position, is_inside_unrecorded
+from ncclscope.analysis.waits.endings import failed, status_of
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -176,7 +177,10 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         return
     if not any(rank.last_call(transfers=True) for rank in case.run.ranks):
         return  # they were still connecting: there was nothing to lose
+    named = _ended_by_themselves(case, first, lost)
     alone = 0 < len(first) < len(lost)
+    first = named or first
+    blames = alone or len(named) == 1
     if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
         if alone and hidden and set(case.waits.pending_calls) == set(first):
@@ -195,13 +199,29 @@ def lost_connections(case: Case) -> Iterator[Finding]:
             else f"{sentence(ranks_text(lost))} ended with lost connections, and no record shows "
             f"which rank ended first."
         ),
-        diverging_ranks=first if alone else (),
-        candidate_ranks=() if alone else first or lost,
-        confidence="likely" if alone else "ambiguous",
+        diverging_ranks=first if blames else (),
+        candidate_ranks=() if blames else first or lost,
+        confidence="likely" if blames else "ambiguous",
         analyzer=ANALYZER,
         evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
         inferred=() if inside else ("the connection was lost in a call that is not recorded",),
     )
+
+
+def _ended_by_themselves(case: Case, first: Sequence[int], lost: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks that failed by themselves, where a launcher may have ended the others.
+
+    Without an exception or a status, those that were not seen after the first lost connection.
+    """
+    ranks = case.run.by_rank
+    known = tuple(n for n in first if failed(ranks[n]) or status_of(ranks[n]))
+    if known:
+        return known
+    hosts = {ranks[n].host for n in (*first, *lost)}
+    seen = {n: ranks[n].last_seen_ns or 0 for n in (*first, *lost)}
+    earliest = min(seen[n] for n in lost)
+    before = tuple(n for n in first if seen[n] <= earliest)
+    return before if len(hosts) == 1 and 0 < len(before) < len(first) else ()
 
 
 def _alone_in_a_call(

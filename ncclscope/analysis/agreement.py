@@ -7,27 +7,23 @@ normally. Where the records end earlier, agreement is reported of the records al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from textwrap import shorten
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
+from ncclscope.analysis.failures import failure_of, failures_of
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
-from ncclscope.analysis.waits.endings import failed, timed_out, was_interrupted
-from ncclscope.analysis.waits.engine_steps import is_idle, was_killed
-from ncclscope.analysis.waits.noted import raised
+from ncclscope.analysis.waits.endings import was_interrupted
+from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank, Run, State
-from ncclscope.model.activities import RAISED
-from ncclscope.model.metadata import DAMAGED, ENDS, LAUNCHER
+from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
-from ncclscope.model.text import status_text
-from ncclscope.untrusted import printable
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",
@@ -45,8 +41,6 @@ ENDED_NOTICE_SECONDS = 0.5
 """The same for ranks whose processes have ended, which cannot be observed any longer."""
 
 _SHOWN = 3
-_LONGEST = 240
-"""Characters of an exception's text that are shown."""
 _AGREE = (
     "All ranks agree in their recorded calls: on each communicator, all members posted the same "
     "calls in the same order, as far as they have come."
@@ -111,7 +105,7 @@ def judge_agreement(
             f"and {ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have "
             f"joined.",
         )
-    if failure := _failure(case):
+    if failure := failure_of(case):
         return Agreement("unknown", f"{failure} {_agree(case)}")
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
@@ -218,6 +212,13 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
             f"{sentence(ranks_text(lost))} had ended when the processes were sampled, and no "
             f"record shows how.{agree}",
         )
+    if unfed := [number for number in resting if number in motions and motions[number].is_unfed]:
+        return Agreement(
+            "unknown",
+            f"{sentence(ranks_text(unfed))} {verb(unfed, 'wait')} in a queue of "
+            f"{'its' if len(unfed) == 1 else 'their'} own process, in which no other thread runs "
+            f"that could fill it.{agree}",
+        )
     if len(resting) == len(motions):
         return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")
     if len({*moving, *resting}) == len(motions):
@@ -285,94 +286,6 @@ def _still_seconds(case: Case, rank: Rank) -> float | None:
     return seconds if isinstance(seconds, float) else case.quiet_seconds(rank)
 
 
-def _failure(case: Case) -> str:
-    """Return how a part of the job failed, though no rank is recorded to wait for it.
-
-    An engine fails if a worker of it is gone, or if it is gone and its workers are not.
-    """
-    run = case.run
-    failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
-    # An engine fails, too, if all of the job is killed.
-    others = run.others if run.others and not was_killed(case) else ()
-    engines = [one for one in others if failed(one) and ENDS not in one.details]
-    raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
-    lost = [engine for engine in others if _is_outlived(engine, run)]
-    if not (failing or engines or raising or lost):
-        return _failure_of_program(run)
-    known = any(rank.exited for rank in run.ranks)
-    gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
-    said: dict[str, list[Rank]] = {}
-    for rank in (*engines, *failing):
-        said.setdefault(f"ended with {_error(rank)}", []).append(rank)
-    for rank in raising:
-        error = raised(case, rank)
-        text = f"raised {error[0] if error else ''}, and posted nothing since"
-        said.setdefault(text, []).append(rank)
-    if lost:
-        said["is gone without an exit, unlike its workers"] = lost
-    parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
-    if known and gone:
-        have = "is" if len(gone) == 1 else "are"
-        parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
-    parts.append("No rank is recorded to wait for another.")
-    return " ".join(filter(None, parts))
-
-
-def _failure_of_program(run: Run) -> str:
-    """Return how the program under ``ncclscope run`` failed, if none of its ranks is known to."""
-    ends = {
-        status_text(status)
-        for other in run.others
-        if other.details.get("launcher") == LAUNCHER
-        for status in other.details.get(ENDS, {}).values()
-    }
-    if not ends or any(rank.alive for rank in run.ranks):
-        return ""
-    return f"The program ended with {' and '.join(sorted(ends))}, and no record shows why."
-
-
-def _is_outlived(engine: Rank, run: Run) -> bool:
-    """Return whether an engine has left no exit, and a worker of it has, or still runs."""
-    if engine.alive is not False or engine.exited or failed(engine):
-        return False
-    label = engine.labels.get("engine")
-    return any(
-        rank.exited or rank.alive for rank in run.ranks if rank.labels.get("engine") == label
-    )
-
-
-def _raised_last(case: Case, rank: Rank) -> bool:
-    """Return whether an exception is the last that is known of a process that is gone."""
-    if rank.alive is not False or rank.exited or RAISED not in rank.activities:
-        return False
-    last = rank.last_call(transfers=True)
-    if rank.rank >= 0 and (last is None or last.state is State.COMPLETED):
-        return False  # it was handled, and the rank had no call to make
-    return raised(case, rank) is not None
-
-
-def _names(processes: Sequence[Rank]) -> str:
-    """Return ranks by their numbers, and engines by their labels, to begin a sentence."""
-    engines = [process for process in processes if process.rank < 0]
-    names = [f"engine {one.labels.get('engine', '?')} (pid {one.pid})" for one in engines]
-    ranks = [process.rank for process in processes if process.rank >= 0]
-    return sentence(" and ".join([*([ranks_text(ranks)] if ranks else []), *names]))
-
-
-def _error(rank: Rank) -> str:
-    text = shorten(str(rank.details["ended_with"]), _LONGEST, placeholder=" ...")
-    return printable(text).rstrip(": .")
-
-
-def _failures(ranks: Iterable[Rank]) -> str:
-    """Return which ranks ended with which exceptions, as sentences; empty if none did."""
-    errors: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        if rank.details.get("ended_with"):
-            errors.setdefault(_error(rank), []).append(rank)
-    return " ".join(f"{_names(own)} ended with {error}." for error, own in errors.items())
-
-
 def _may_wait_for_unknown_ranks(rank: Rank) -> bool:
     """Return whether a dump leaves open how many ranks there are, and was made long after a call.
 
@@ -388,12 +301,12 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     """Judge the records of processes that have ended or whose state is unknown."""
     run = case.run
     if all(rank.exited for rank in run.ranks):
-        failures = _failures(run.ranks)
+        failures = failures_of(run.ranks)
         if not failures:
             return Agreement("ok", f"All processes exited normally. {_agree(case)}")
         ended = [rank for rank in run.ranks if rank.details.get("ended_with")]
-        known = _calls(run) and all(map(was_interrupted, ended))
-        return Agreement("ok" if known else "unknown", f"{failures} {_agree(case)}")
+        stopped = _calls(run) and all(map(was_interrupted, ended))
+        return Agreement("ok" if stopped else "unknown", f"{failures} {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",

@@ -14,6 +14,7 @@ from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import plural
 from ncclscope.model.windows import infer_windows
 from ncclscope.progress import steps
+from ncclscope.readers.attempts import Attempts
 from ncclscope.readers.bundle import is_snapshot, read_snapshot, with_snapshot
 from ncclscope.readers.flight_recorder.job import settle
 from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
@@ -125,7 +126,8 @@ def assemble(
 def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[str]) -> Run:
     """Combine the records of the processes of one job."""
     processes, dumps = _without_repeats(settle(_distinct(processes), remarks))
-    processes = infer_windows(join_processes(_newest_run(processes, remarks)))
+    processes = _newest_attempt(_newest_run(processes, remarks), remarks)
+    processes = infer_windows(join_processes(processes))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
     ranks = with_ends(number_late(with_members(ranks)), others)
@@ -308,6 +310,19 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
         rings, runs_text = plural(left_out, "ring"), plural(earlier, "earlier run")
         notes.append(f"{rings} of {runs_text} left out")
     return kept + loose
+
+
+def _newest_attempt(processes: list[Rank], notes: list[str]) -> list[Rank]:
+    """Return the processes without those that torchrun ended before it started all again."""
+    attempts = Attempts({**process.details, "host": process.host} for process in processes)
+    kept = [
+        process
+        for process in processes
+        if attempts.is_newest({**process.details, "host": process.host})
+    ]
+    if left_out := len(processes) - len(kept):
+        notes.append(f"{plural(left_out, 'ring')} of earlier attempts left out")
+    return kept
 
 
 def _ended_ns(rank: Rank) -> int:

@@ -45,7 +45,14 @@ def describe_process() -> dict[str, Any]:
         "versions": _versions(),
         "gpu": _gpu(),
         "run": settings.variable("RUN"),
+        **_attempt(),
     }
+
+
+def _attempt() -> dict[str, int]:
+    """Return how often torchrun had started the ranks before, if it has started this one."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return {"attempt": int(restarts)} if restarts.isdecimal() and len(restarts) < 9 else {}
 
 
 def _command_line() -> list[str]:

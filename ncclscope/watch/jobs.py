@@ -8,6 +8,7 @@ from pathlib import Path
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Run
 from ncclscope.readers import open_run, ring_files
+from ncclscope.readers.attempts import Attempts
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.cursor import RingCursor
 
@@ -125,7 +126,8 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
         Cursors of running jobs, and cursors of ended jobs.
     """
     living, past = [], []
-    for job in _jobs(rings):
+    attempts = Attempts(cursor.about for cursor in rings)
+    for job in _jobs([cursor for cursor in rings if attempts.is_newest(cursor.about)]):
         running = [cursor for cursor in job if not cursor.over]
         if not running:
             past += job
@@ -139,6 +141,7 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
                 past.append(cursor)
             else:
                 living.append(cursor)
+    past += [cursor for cursor in rings if not attempts.is_newest(cursor.about)]
     if past and all(cursor.about.get("role") == "engine" for cursor in living):
         return [], [*living, *past]
     return living, past

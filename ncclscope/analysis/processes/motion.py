@@ -59,6 +59,9 @@ _REASONS = {
 }
 
 
+_OWN_THREADS = "ncclscope-"
+
+
 @dataclass(frozen=True)
 class Motion:
     """What one rank was doing, and whether it moved between the samples.
@@ -123,6 +126,15 @@ class Motion:
         """What keeps it busy, such as ``torch.compile``, if it waits for no other rank."""
         found = None if self.op or self.waits == "queue" else work_of(self.frames)
         return found[0] if found else ""
+
+    @property
+    def is_unfed(self) -> bool:
+        """Whether it waits in a queue of its own process, which has no other thread to fill it."""
+        if self.condition != "still" or not self.frames or self.frames[-1].base != "queue.py":
+            return False
+        threads = self.worker.stacks[-1].threads if self.worker.stacks else ()
+        others = [one for one in threads if one.frames and one.name != self.thread]
+        return all(one.name.startswith(_OWN_THREADS) for one in others)
 
     @property
     def _at(self) -> Frame | None:

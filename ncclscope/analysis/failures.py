@@ -1,0 +1,111 @@
+"""How a job failed of which no rank is recorded to wait for another, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from textwrap import shorten
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.waits.endings import failed, timed_out
+from ncclscope.analysis.waits.engine_steps import was_killed
+from ncclscope.analysis.waits.noted import raised
+from ncclscope.analysis.wording import ranks_text, sentence
+from ncclscope.model import Rank, Run, State
+from ncclscope.model.activities import RAISED
+from ncclscope.model.metadata import ENDS, LAUNCHER
+from ncclscope.model.text import status_text
+from ncclscope.untrusted import printable
+
+__all__ = ["failure_of", "failures_of"]
+
+_SHOWN = 3
+_LONGEST = 240
+"""Characters of an exception's text that are shown."""
+
+
+def failure_of(case: Case) -> str:
+    """Return how a part of the job failed, though no rank is recorded to wait for it.
+
+    An engine fails if a worker of it is gone, or if it is gone and its workers are not.
+    """
+    run = case.run
+    failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
+    # An engine fails, too, if all of the job is killed.
+    others = run.others if run.others and not was_killed(case) else ()
+    engines = [one for one in others if failed(one) and ENDS not in one.details]
+    raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
+    lost = [engine for engine in others if _is_outlived(engine, run)]
+    if not (failing or engines or raising or lost):
+        return _failure_of_program(run)
+    known = any(rank.exited for rank in run.ranks)
+    gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
+    said: dict[str, list[Rank]] = {}
+    for rank in (*engines, *failing):
+        said.setdefault(f"ended with {_error(rank)}", []).append(rank)
+    for rank in raising:
+        error = raised(case, rank)
+        text = f"raised {error[0] if error else ''}, and posted nothing since"
+        said.setdefault(text, []).append(rank)
+    if lost:
+        said["is gone without an exit, unlike its workers"] = lost
+    parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
+    if known and gone:
+        have = "is" if len(gone) == 1 else "are"
+        parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
+    parts.append("No rank is recorded to wait for another.")
+    return " ".join(filter(None, parts))
+
+
+def _failure_of_program(run: Run) -> str:
+    """Return how the program under ``ncclscope run`` failed, if none of its ranks is known to."""
+    ends = {
+        status_text(status)
+        for other in run.others
+        if other.details.get("launcher") == LAUNCHER
+        for status in other.details.get(ENDS, {}).values()
+    }
+    if not ends or any(rank.alive for rank in run.ranks):
+        return ""
+    return f"The program ended with {' and '.join(sorted(ends))}, and no record shows why."
+
+
+def _is_outlived(engine: Rank, run: Run) -> bool:
+    """Return whether an engine has left no exit, and a worker of it has, or still runs."""
+    if engine.alive is not False or engine.exited or failed(engine):
+        return False
+    label = engine.labels.get("engine")
+    return any(
+        rank.exited or rank.alive for rank in run.ranks if rank.labels.get("engine") == label
+    )
+
+
+def _raised_last(case: Case, rank: Rank) -> bool:
+    """Return whether an exception is the last that is known of a process that is gone."""
+    if rank.alive is not False or rank.exited or RAISED not in rank.activities:
+        return False
+    last = rank.last_call(transfers=True)
+    if rank.rank >= 0 and (last is None or last.state is State.COMPLETED):
+        return False  # it was handled, and the rank had no call to make
+    return raised(case, rank) is not None
+
+
+def _names(processes: Sequence[Rank]) -> str:
+    """Return ranks by their numbers, and engines by their labels, to begin a sentence."""
+    engines = [process for process in processes if process.rank < 0]
+    names = [f"engine {one.labels.get('engine', '?')} (pid {one.pid})" for one in engines]
+    ranks = [process.rank for process in processes if process.rank >= 0]
+    return sentence(" and ".join([*([ranks_text(ranks)] if ranks else []), *names]))
+
+
+def _error(rank: Rank) -> str:
+    text = shorten(str(rank.details["ended_with"]), _LONGEST, placeholder=" ...")
+    return printable(text).rstrip(": .")
+
+
+def failures_of(ranks: Iterable[Rank]) -> str:
+    """Return which processes ended with which exceptions, as sentences; empty if none did."""
+    errors: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        if rank.details.get("ended_with"):
+            errors.setdefault(_error(rank), []).append(rank)
+    return " ".join(f"{_names(own)} ended with {error}." for error, own in errors.items())

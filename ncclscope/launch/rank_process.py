@@ -28,6 +28,13 @@ _PATIENCE = datetime.timedelta(hours=1)
 """Timeout of the process group: longer than any stall that the launcher detects."""
 
 
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 @dataclass(frozen=True)
 class Job:
     """A function and how to run it.
@@ -40,6 +47,7 @@ class Job:
         backend: Backend of the process group.
         workplace: Directory for output and the rendezvous of the ranks.
         rings: Directory of the rings; None to record nothing.
+        port: A free port, for a program that makes a store of its own from MASTER_PORT.
     """
 
     function: Callable[..., Any]
@@ -49,6 +57,7 @@ class Job:
     workplace: Path
     rings: Path | None
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    port: int = field(default_factory=_free_port)
 
     def output(self, rank: int) -> Path:
         """Return the file of a rank's standard output and error."""
@@ -134,6 +143,8 @@ def _settle(job: Job, rank: int, parent: int) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.ranks), OMP_NUM_THREADS="1"
     )
+    # Frameworks look for them though the process group exists.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
     # All ranks are on this host, and a container's host name often cannot be resolved.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name in ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR"):

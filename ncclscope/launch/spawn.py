@@ -89,6 +89,7 @@ def spawn(job: Job, place: RankPlace, packed: IO[bytes]) -> int:
         "backend": job.backend,
         "workplace": str(job.workplace),
         "rings": None if job.rings is None else str(job.rings),
+        "port": job.port,
         "module": module,
         "path": path,
     }
@@ -114,6 +115,7 @@ def be_spawned(order: dict[str, Any]) -> NoReturn:
         order["backend"],
         Path(order["workplace"]),
         None if order["rings"] is None else Path(order["rings"]),
+        port=order["port"],
     )
 
     def load() -> Job:

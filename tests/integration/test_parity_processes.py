@@ -61,6 +61,22 @@ def test_results_and_rings_of_all_ranks(rings: Path) -> None:
     assert [row.cells["world"].calls for row in verdict.table] == [5] * 3
 
 
+def own_store(rank: int) -> bytes:
+    """Meet the other ranks at an address that frameworks take from the environment."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = group().TCPStore(address, port, 2, is_master=rank == 0)
+    store.set(f"rank-{rank}", "here")
+    value: bytes = store.get(f"rank-{1 - rank}")
+    group().barrier()
+    return value
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_frameworks_find_an_address_to_meet_at(rings: Path, method: str) -> None:
+    outcome = run_ranks(own_store, ranks=2, rings=rings, start_method=method)
+    assert (outcome.ending, outcome.results) == ("finished", [b"here", b"here"])
+
+
 def test_a_rank_that_raises_is_named_and_the_others_are_ended(rings: Path) -> None:
     def fail(rank: int) -> None:
         agree(rank)

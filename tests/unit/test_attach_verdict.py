@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ncclscope.model.snapshot import Frame, Stacks
+from ncclscope.model.snapshot import Frame, Stacks, Thread
 from tests.support.snapshots import (
     elsewhere,
     in_collective,
@@ -348,3 +350,25 @@ def test_a_capture_keeps_what_it_was_made_of() -> None:
     seen = snapshot([worker(0, REDUCE), worker(1, GATHER)])
 
     assert seen.to_dict()["workers"][1]["stacks"][0]["threads"][0]["frames"][-1]["line"] == 3000
+
+
+@pytest.mark.parametrize(
+    ("others", "status"),
+    [((), "unknown"), (("ncclscope-beat",), "unknown"), (("prefetch",), "ok")],
+)
+def test_a_queue_that_no_other_thread_can_fill_is_no_wait_for_work(
+    others: tuple[str, ...], status: str
+) -> None:
+    """The thread that read ahead has died of an exception, on all ranks."""
+    inside = stack("train.py:1 <module>", "train.py:9 batches", "lib/python3.12/queue.py:171 get")
+    beside = tuple(Thread(name, 5, elsewhere(4, "run")) for name in others)
+    ranks = [
+        replace(one, stacks=tuple(Stacks((*each.threads, *beside)) for each in one.stacks))
+        for one in (worker(rank, inside) for rank in range(3))
+    ]
+
+    verdict = judged(*ranks)
+
+    assert verdict.status == status
+    unfed = "Ranks 0-2 wait in a queue of their own process, in which no other thread runs"
+    assert verdict.summary.startswith(unfed) == (status == "unknown")

@@ -588,3 +588,195 @@ def test_an_engine_that_its_workers_outlive_has_failed(
     assert verdict.status == status
     named = f"Engine 0 (pid {engine.pid}) is gone without an exit, unlike its workers."
     assert (named in verdict.summary) == (status == "unknown")
+
+
+def gave_up(directory: Path, error: str | None, *, raised: bool, op: str) -> Verdict:
+    """Return the verdict where three ranks gave up a call that rank 3 never joined."""
+    cluster = Cluster(directory, SIZE)
+    cluster.history("world", 3)
+    cluster.post(range(SIZE - 1), "world", op, done=False)
+    run = cluster.run(quiet=0.1)
+    ranks = []
+    for rank in run.ranks:
+        details, activities = dict(rank.details), {}
+        if rank.rank < SIZE - 1 and raised:
+            now = rank.last_seen_ns or 0
+            activities = {"raised": Activity("raised", "RuntimeError at a.py:3", 0, 1, now, now)}
+        if error:
+            details["ended_with"] = error
+        ranks.append(replace(rank, exited=True, details=details, activities=activities))
+    return diagnose(replace(run, ranks=tuple(ranks)))
+
+
+@pytest.mark.parametrize(("raised", "op"), [(True, "all_reduce"), (False, "monitored_barrier")])
+def test_a_call_that_was_given_up_hangs_nobody(tmp_path: Path, raised: bool, op: str) -> None:
+    verdict = gave_up(tmp_path, None, raised=raised, op=op)
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "Rank 3 never joined call 4 on world of ranks 0-3" in verdict.summary
+    assert "ranks 0-2 gave it up. All of them went on, and exited normally." in verdict.summary
+
+
+def test_a_call_that_nobody_gave_up_is_missed(tmp_path: Path) -> None:
+    cause = gave_up(tmp_path, None, raised=False, op="all_reduce").cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
+
+
+def test_lost_connections_of_all_ranks_are_no_agreement(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world", 3)
+    run = cluster.run(quiet=0.1)
+    ranks = [
+        replace(rank, exited=True, details={**rank.details, "ended_with": LOST})
+        for rank in run.ranks
+    ]
+
+    assert diagnose(replace(run, ranks=tuple(ranks))).status != "ok"
+
+
+def test_a_deadlock_that_lost_connections_ended_at_once_is_one(tmp_path: Path) -> None:
+    """Rank 1 destroyed its pair's group, and went to the barrier of all."""
+    cluster = Cluster(tmp_path, SIZE)
+    for members in ((0, 1), (2, 3)):
+        cluster.history("pair", 3, members=members)
+    cluster.history("world", 3)
+    cluster.post([0], "pair", members=(0, 1), done=False)
+    cluster.post([1], "world", "barrier", done=False)
+    run = cluster.run(quiet=0.1)
+    ranks = [
+        replace(rank, exited=True, details={**rank.details, "ended_with": LOST})
+        for rank in run.ranks
+    ]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert 1 in (verdict.cause.diverging_ranks or verdict.cause.candidate_ranks)
+
+
+def test_a_wait_that_timeouts_ended_is_one_however_short_the_last_call(tmp_path: Path) -> None:
+    """A caught timeout, and then another call of the same ranks, which fails at once."""
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world", 3)
+    for op in ("all_reduce", "barrier"):
+        cluster.post([0, 1, 3], "world", op, done=False)
+    run = cluster.run(quiet={0: 0.01, 1: 0.01, 2: 15.0, 3: 0.01})
+    error = "RuntimeError: Application timeout caused pair closure"
+    ranks = [
+        replace(rank, exited=True, details={**rank.details, "ended_with": error})
+        if rank.rank != 2
+        else rank
+        for rank in run.ranks
+    ]
+
+    cause = diagnose(replace(run, ranks=tuple(ranks))).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("not_joined", (2,), 4)
+
+
+def rendezvous(directory: Path, errors: dict[int, str], *, calls: int = 0) -> Verdict:
+    """Return the verdict on ranks that are in ``init_process_group``, where some failed in it.
+
+    Args:
+        directory: Where the rings go.
+        errors: With what they failed.
+        calls: Calls of an earlier world of all; rank 2 is in no later one.
+    """
+    cluster = Cluster(directory, SIZE)
+    if calls:
+        cluster.history("world", calls)
+    run = cluster.run()
+    since = time.time_ns()
+    now = since + 30_000_000_000
+    ranks = []
+    for rank in run.ranks:
+        error, details, until = errors.get(rank.rank), dict(rank.details), None
+        activities = {}
+        if error:
+            until, details["ended_with"] = since + 1000, error
+            activities["raised"] = Activity("raised", "Error at a.py:3", 1, 1, until, until)
+        if calls and rank.rank == 2:
+            until = since - 9_000_000_000
+        name = "init_process_group"
+        activities[name] = Activity(
+            name, "gloo at a.py:3", 60, 1, min(since, until or since), until
+        )
+        ranks.append(
+            replace(
+                rank,
+                alive=not error,
+                exited=bool(error),
+                last_seen_ns=now,
+                activities=activities,
+                details=details,
+            )
+        )
+    return diagnose(replace(run, ranks=tuple(ranks)))
+
+
+def test_the_rank_that_failed_in_the_rendezvous_is_named(tmp_path: Path) -> None:
+    verdict = rendezvous(tmp_path, {0: "DistNetworkError: code: -98, name: EADDRINUSE"})
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (0,))
+    assert "failed in init_process_group (gloo at a.py:3), in which ranks 1-3 wait for 30 s" in (
+        verdict.summary
+    )
+    assert "EADDRINUSE" in verdict.summary
+
+
+def test_a_rank_that_could_not_connect_neither_waits_nor_went_on(tmp_path: Path) -> None:
+    verdict = rendezvous(tmp_path, {1: "RuntimeError: connectFullMesh failed, timed out"})
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+    assert verdict.summary.startswith("Ranks 0 2 3 wait in init_process_group (gloo at a.py:3)")
+    assert "rank 1: it ended with RuntimeError: connectFullMesh failed" in verdict.summary
+    assert "went on" not in verdict.summary
+
+
+def test_a_rank_of_an_earlier_world_has_not_come_to_the_next_one(tmp_path: Path) -> None:
+    cause = rendezvous(tmp_path, {}, calls=3).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (2,))
+
+
+def test_a_key_that_did_not_come_is_no_failed_connection(tmp_path: Path) -> None:
+    """C++ waits for keys, too, as in ``init_rpc``, which nothing notes."""
+    verdict = failed_after_waiting(
+        tmp_path, "connect host:29500", "DistStoreError: wait timeout, keys: /rpc/0", waited=0.1
+    )
+
+    assert verdict.cause is None
+    assert "ended with DistStoreError: wait timeout" in verdict.summary
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_stage_that_failed_is_named_and_not_those_that_were_ended(
+    tmp_path: Path, ended: bool
+) -> None:
+    """A pipeline whose last stage raises; the stage before it loses the connection."""
+    cluster = Cluster(tmp_path, SIZE)
+    for rank in cluster.everybody:
+        cluster.comm(rank, "world", cluster.everybody)
+    for rank in (0, 1):
+        cluster.post([rank], "world", "recv", redop=None, peer=rank + 1, done=False)
+    cluster.post([2], "world", "send", redop=None, peer=3, done=False)
+    errors = {2: LOST, 3: "ValueError: 3 microbatches"} if ended else {2: LOST}
+    for rank, error in errors.items():
+        cluster.tracers[rank].describe(ended_with=error)
+        cluster.tracers[rank].close()
+    run = cluster.run(quiet=4.0)
+
+    cause = diagnose(run).cause
+
+    assert cause is not None
+    if ended:
+        assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
+    else:
+        assert cause.diverging_ranks != (0,)

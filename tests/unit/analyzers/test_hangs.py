@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model.activities import STORE_WAIT
 from tests.support.cluster import Cluster, agrees
 
@@ -575,3 +576,28 @@ def test_completions_that_only_cpp_waits_for_leave_no_rank_behind(cluster_of: Cl
 
     causes = [finding for finding in verdict.findings if finding.role == "cause"]
     assert [(one.kind, one.diverging_ranks) for one in causes] == [("dead_rank", (2,))]
+
+
+def asynchronous(cluster: Cluster, ahead: Sequence[int]) -> Verdict:
+    """Return the verdict on two asynchronous calls, the second of which not all have posted.
+
+    Their completion becomes known when the program waits for them, which it has not done.
+    """
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", done=False)
+    cluster.post(ahead, "world", done=False)
+    return cluster.verdict()
+
+
+def test_who_has_not_posted_a_later_asynchronous_call_is_named(tmp_path: Path) -> None:
+    cause = asynchronous(Cluster(tmp_path, 4), [0, 1, 3]).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("not_joined", (2,), 7)
+
+
+def test_asynchronous_calls_that_all_have_posted_do_not_complete(tmp_path: Path) -> None:
+    cause = asynchronous(Cluster(tmp_path, 4), range(4)).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("stalled", (), 6)

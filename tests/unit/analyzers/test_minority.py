@@ -159,3 +159,27 @@ def test_a_rank_that_was_killed_soon_may_only_have_been_late(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("not_joined", (2,), confidence)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "ended", "expected"),
+    [
+        ([0], [], ("not_joined", (), (0, 1, 2, 3), "ambiguous")),
+        ([0], [1, 2, 3], ("extra_call", (0,), (), "likely")),
+        ([0, 1, 2], [], ("not_joined", (3,), (), "certain")),
+    ],
+)
+def test_a_call_that_is_due_is_no_extra_call_while_the_others_live(
+    cluster_of: ClusterOf,
+    waiting: list[int],
+    ended: list[int],
+    expected: tuple[str, tuple[int, ...], tuple[int, ...], str],
+) -> None:
+    """Most ranks may be late for the next step of a loop, as when their storage hangs."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post(waiting, "world", done=False)
+    for rank in ended:
+        cluster.tracers[rank].close()
+
+    assert _answer(_cause(cluster)) == expected

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
+from ncclscope.analysis.lost_together import as_one
 from ncclscope.analysis.waits.endings import failed, failed_inside, status_of, timed_out
 from ncclscope.analysis.waits.engine_steps import dead_workers
 from ncclscope.analysis.waits.minority import take_sides
@@ -92,7 +93,7 @@ class DeadRank:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each dead rank that others wait for, or that an engine missed."""
-        awaited = [*self._awaited(case)]
+        awaited = as_one(case, [*self._awaited(case)])
         yield from awaited
         if not (awaited or case.differences or case.stalled):
             yield from self._missed_by_engines(case)

@@ -100,7 +100,9 @@ class P2pMismatch:
                     yield self._cycle(case, self._missing(case, transfer, "cause"), cycle)
             else:
                 led = transfer.peer in waiting and (place > 0 or bool(cycle))
-                yield self._missing(case, transfer, "consequence" if led else "cause")
+                missing = self._missing(case, transfer, "consequence" if led else "cause")
+                late = _is_late(case, [transfer.peer], found)
+                yield replace(missing, hangs=late or None)
 
     def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
         """Describe a rank that alone left the order of calls which its steps had before."""
@@ -166,11 +168,15 @@ class P2pMismatch:
             for transfer in own
         )
         who = rank_text(case.run, diverging)
+        late = _is_late(case, [diverging], found)
         stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
         yield Finding(
             kind=self.name,
             summary=(
-                f"The transfers of {who} do not match its neighbours' on "
+                f"{sentence(who)} is in no transfer, and its neighbours wait for it on "
+                f"{comm_text(first.pair.comm)}: {halves}."
+                if late
+                else f"The transfers of {who} do not match its neighbours' on "
                 f"{comm_text(first.pair.comm)}: {halves}."
             ),
             comm=first.pair.comm,
@@ -187,7 +193,8 @@ class P2pMismatch:
                 f"between the two; {transfer.proof}"
                 for transfer in (*own, *((stuck,) if stuck else ()))
             ),
-            inferred=(f"rank {diverging} diverged: {reason}",),
+            inferred=(f"rank {diverging} {'is late' if late else 'diverged'}: {reason}",),
+            hangs=late or None,
         )
         for transfer in found:
             if diverging not in (transfer.rank, transfer.peer):
@@ -307,6 +314,16 @@ class P2pMismatch:
             ),
             inferred=("the records do not show which of the two is wrong",),
         )
+
+
+def _is_late(case: Case, ranks: Sequence[int], found: Sequence[StuckTransfer]) -> bool:
+    """Return whether ranks that lack their half wait nowhere, so that they may yet post it."""
+    waiting = {transfer.rank for transfer in found}
+    known = [case.run.by_rank.get(number) for number in ranks]
+    return all(
+        rank is not None and not rank.exited and rank.rank not in {*waiting, *case.waits.heads}
+        for rank in known
+    )
 
 
 def _cycle_lines(case: Case, cycle: Cycle) -> Iterable[str]:

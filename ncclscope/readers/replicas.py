@@ -34,7 +34,7 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
         by_rank.setdefault(rank.rank, []).append(rank)
     if all(len(same) == 1 for same in by_rank.values()):
         return list(ranks)
-    living = [rank for same in by_rank.values() for rank in _living(same)]
+    living = _whole([rank for same in by_rank.values() for rank in _living(same)], ranks)
     if len(living) < len(ranks):
         older = len(ranks) - len(living)
         notes.append(f"{plural(older, 'ring')} of earlier processes with the same rank left out")
@@ -62,6 +62,20 @@ def _living(same: Sequence[Rank]) -> list[Rank]:
         if all(_overlap(rank, other) for other in living):
             living.append(rank)
     return living
+
+
+def _whole(living: Sequence[Rank], ranks: Sequence[Rank]) -> list[Rank]:
+    """Return the processes and those that share their communicators, which may have ended before.
+
+    Of two jobs at the same time, a rank of one may end before that of the other has begun.
+    """
+    kept = {id(rank) for rank in living}
+    for cohort in _cohorts(ranks):
+        members = [ranks[one] for one in cohort]
+        distinct = len({rank.rank for rank in members}) == len(members)
+        if distinct and any(id(rank) in kept for rank in members):
+            kept.update(map(id, members))
+    return [rank for rank in ranks if id(rank) in kept]
 
 
 def _without_doubles(living: Sequence[Rank]) -> list[Rank]:

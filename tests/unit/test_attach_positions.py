@@ -164,6 +164,19 @@ def test_the_verdict_has_both_lines_with_their_paths() -> None:
 RPC = "torch/distributed/rpc/api.py"
 
 
+def test_a_rank_that_writes_a_checkpoint_is_in_no_collective() -> None:
+    """Functions of checkpoints are named like the collectives that follow when files are saved."""
+    utils = "torch/distributed/checkpoint/utils.py"
+    save = stack("train.py:1 <module>", "torch/distributed/checkpoint/state_dict_saver.py:9 save")
+    busy = (*save, *stack(f"{utils}:241 all_reduce", "storage.py:7 write_data"))
+    waiting = (*save, *stack(f"{utils}:246 all_reduce", f"{C10D}:3000 gather_object"))
+
+    verdict = judged(*(worker(rank, busy if rank == 1 else waiting) for rank in range(3)), gap=12.0)
+
+    assert verdict.status != "diverged"
+    assert verdict.cause is None or verdict.cause.diverging_ranks in ((), (1,))
+
+
 def test_a_server_of_rpc_that_shuts_down_is_in_no_collective() -> None:
     """It serves its clients until they are done, which sleep between their calls."""
     shutdown = [f"{RPC}:{line} {name}" for line, name in ((375, "shutdown"), (257, "_all_gather"))]

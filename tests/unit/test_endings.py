@@ -780,3 +780,10 @@ def test_a_stage_that_failed_is_named_and_not_those_that_were_ended(
         assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
     else:
         assert cause.diverging_ranks != (0,)
+
+
+def test_ranks_that_were_lost_with_their_node_are_one_finding(tmp_path: Path) -> None:
+    verdict = lost(tmp_path, SIZE, LOST, after=0.1, failing=2)
+
+    assert [one.diverging_ranks for one in verdict.findings if one.role == "cause"] == [(2, 3)]
+    assert "Ranks 2 3 are dead or gone (their processes are gone" in verdict.summary

@@ -150,6 +150,22 @@ def test_of_earlier_processes_with_the_same_rank_the_latest_is_kept(
     assert run.notes == ("4 rings of earlier processes with the same rank left out",)
 
 
+def test_a_job_beside_another_is_whole_though_one_rank_ended_before_the_others_began(
+    tmp_path: Path,
+) -> None:
+    for rank, (began, ended) in enumerate([(0, 3), (2, 9)]):
+        ring(tmp_path, rank, "trainer", began=began, ended=ended, pid=1 + rank)
+    for rank, (began, ended) in enumerate([(4, 9), (1, 9)]):
+        ring(tmp_path, rank, "rollout", began=began, ended=ended, pid=5 + rank)
+
+    run = open_run(tmp_path)
+
+    assert run.missing == ()
+    assert sorted(key for own in keys(run).values() for key in own) == [
+        *("rollout", "rollout", "trainer", "trainer"),
+    ]
+
+
 def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: Path) -> None:
     for replica in (1, 0):
         for rank in range(2):

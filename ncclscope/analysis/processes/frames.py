@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 _HOMES = re.compile(
-    r"(?:^|/)(?:torch/distributed(?!/rpc/)|vllm/distributed|sglang/srt/distributed|deepspeed/comm|"
-    r"horovod|megatron/core/(?:tensor|pipeline)_parallel|cupyx/distributed)/"
+    r"(?:^|/)(?:torch/distributed(?!/(?:rpc|checkpoint)/)|vllm/distributed|sglang/srt/distributed|"
+    r"deepspeed/comm|horovod|megatron/core/(?:tensor|pipeline)_parallel|cupyx/distributed)/"
 )
 """Folders with functions that are collectives. Those of torch's RPC gather by remote calls, and a
-server waits in them until its clients need it no more."""
+server waits in them until its clients need it no more. Those of checkpoints also save files."""
 _PREFIXES = re.compile(r"^_*(?:tensor_model_parallel_|custom_|quick_|symm_mem_)?_*")
 _SPELLINGS = {
     "all_gather_into_tensor": "all_gather",

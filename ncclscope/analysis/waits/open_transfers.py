@@ -114,8 +114,13 @@ def _finding(
                 f"the last call of rank {peer} is {call_text(last)} on {comm}, "
                 f"{last.state.word}{site_text(last)}"
             )
+    ranks = [case.run.by_rank[peer] for peer in first.peers]
+    late = not any(rank.exited or is_in_transfer(rank) for rank in ranks) and not any(
+        peer in case.waits.heads for peer in first.peers
+    )
     return Finding(
         kind=_KIND,
+        hangs=late or None,
         summary=(
             f"{sentence(who)} {waits} in {call_text(first.call)}"
             f"{'' if first.call.peer is not None else ' from any rank'} on "

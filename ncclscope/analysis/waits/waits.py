@@ -333,23 +333,21 @@ class Waits:
         when the program asks for it. Nor did a member whose last call it is.
         """
         least = self._posted_by_all(key)
-        if pending.seq > least:
+        if pending.seq > least or not self._went_on(key, pending.seq, least):
             return pending
-        if log.calls == least:
-            return None if self._went_on(key, pending.seq, least) else pending
-        call = log.call(least + 1)
-        return pending if call.state is State.COMPLETED else call
+        return log.call(least + 1) if log.calls > least else None
 
     def _went_on(self, key: str, seq: int, least: int) -> bool:
-        """Return whether members posted more than others, while a call before was pending."""
+        """Return whether members posted more than others, while the same call was pending."""
         if (key, seq) not in self._passed:
             logs = [rank.logs[key] for rank in self._run.members(key)]
-            self._passed[key, seq] = any(
-                log.calls > least
-                and log.first <= seq
-                and log.call(seq).state is not State.COMPLETED
+            calls = [log.call(seq) for log in logs if log.first <= seq <= log.calls]
+            alike = len({(call.op, call.dtype, call.redop, call.numel) for call in calls}) == 1
+            ahead = [log for log in logs if log.calls > least and log.first <= seq]
+            self._passed[key, seq] = alike and any(
+                log.call(seq).state is not State.COMPLETED
                 and log.call(least + 1).state is not State.COMPLETED
-                for log in logs
+                for log in ahead
             )
         return self._passed[key, seq]
 

@@ -1,0 +1,58 @@
+"""Join the findings on ranks that were lost together, as with their node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
+from ncclscope.model import Finding
+
+__all__ = ["as_one"]
+
+_DOUBTS = ("ambiguous", "likely", "certain")
+_GONE = "its process is gone, and recorded no end"
+
+
+def as_one(case: Case, found: Sequence[Finding]) -> list[Finding]:
+    """Return findings, where those on ranks that peers miss in one call are one, as of a node."""
+    groups: dict[tuple[str, int], list[Finding]] = {}
+    for one in found:
+        if one.comm is None or one.role != "cause" or len(one.diverging_ranks) != 1:
+            continue
+        rank = case.run.by_rank.get(one.diverging_ranks[0])
+        if rank is not None and case.how_it_ended(rank) is not None:
+            groups.setdefault((one.comm.key, one.seq or 0), []).append(one)
+    merged = {id(group[0]): _joined(case, group) for group in groups.values() if len(group) > 1}
+    dropped = {id(one) for group in groups.values() for one in group[1:]}
+    return [merged.get(id(one), one) for one in found if id(one) not in dropped]
+
+
+def _joined(case: Case, group: Sequence[Finding]) -> Finding:
+    """Return one finding on several ranks that are gone, and that the same ranks wait for."""
+    ranks = tuple(sorted(one.diverging_ranks[0] for one in group))
+    hows = [case.how_it_ended(case.run.by_rank[number]) or "" for number in ranks]
+    how = "; ".join(f"rank {n}: {text}" for n, text in zip(ranks, hows, strict=True))
+    if {*hows} == {_GONE}:
+        how = "their processes are gone, and recorded no end"
+    first = group[0]
+    waiting = [n for n in case.waits.pending_calls if n not in ranks and _is_in(case, n, first)]
+    where = "" if first.comm is None else f" on {comm_text(first.comm)}"
+    return replace(
+        first,
+        summary=(
+            f"{sentence(ranks_text(ranks))} are dead or gone ({how}); "
+            f"{ranks_text(waiting)} {verb(waiting, 'wait')} for them in call {first.seq}{where}, "
+            f"{call_text(first.peers)}."
+        ),
+        diverging_ranks=ranks,
+        confidence=min((one.confidence for one in group), key=_DOUBTS.index),
+        evidence=tuple(dict.fromkeys(line for one in group for line in one.evidence)),
+        inferred=tuple(dict.fromkeys(line for one in group for line in one.inferred)),
+    )
+
+
+def _is_in(case: Case, number: int, finding: Finding) -> bool:
+    call = case.waits.pending_calls[number].call
+    return finding.comm is not None and (call.comm, call.seq) == (finding.comm.key, finding.seq)

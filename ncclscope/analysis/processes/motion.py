@@ -60,6 +60,7 @@ _REASONS = {
 
 
 _OWN_THREADS = "ncclscope-"
+_STARTED = "processes that"
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ def _work_beside(worker: Worker, waits: str | None, gap: float) -> str:
     first, last = worker.samples[0], worker.samples[-1]
     share = (last.started_cpu_seconds - first.started_cpu_seconds) / max(gap, 0.001)
     if share > STARTED_BUSY:
-        return f"processes that it started took {share:.0%} of a core"
+        return f"{_STARTED} it started took {share:.0%} of a core"
     size = last.io_bytes - first.io_bytes
     if waits != "queue" and size > MOVED_BYTES:
         return f"it read and wrote {size / 1e6:.1f} MB"
@@ -389,5 +390,7 @@ def seen_at(run: Run, number: int) -> str:
     motion = None if run.snapshot is None else read_motions(run.snapshot).get(number)
     if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
         return ""
+    if motion.condition == "moving" and motion.why.startswith(_STARTED):
+        return f"at work in {_STARTED} it started, at {motion.text}"
     at = "at work at" if motion.condition == "moving" else "at"
     return f"{'in' if motion.work else at} {motion.text}"

@@ -152,7 +152,8 @@ def after_survived(run: Run, survived: Sequence[Survived]) -> Run:
                 device.pop(key, None)  # the device counts by the numbers of the rank's own record
             logs[key] = own
             if rank.rank in each.holes:
-                unseen += _holes(each, each.holes[rank.rank])
+                has_more = own.calls < rank.logs[key].calls
+                unseen += _holes(each, each.holes[rank.rank], has_more=has_more)
         details = rank.details
         if unseen:
             before = details.get("unseen") or []
@@ -163,11 +164,24 @@ def after_survived(run: Run, survived: Sequence[Survived]) -> Run:
     return replace(run, ranks=tuple(ranks))
 
 
-def _holes(survived: Survived, ops: frozenset[str]) -> list[dict[str, object]]:
-    """Return the calls that a rank's record lacks, in the form of the ``unseen`` detail."""
+def _holes(survived: Survived, ops: frozenset[str], *, has_more: bool) -> list[dict[str, object]]:
+    """Return the calls that a rank's record lacks, in the form of the ``unseen`` detail.
+
+    Args:
+        survived: The difference.
+        ops: Operations that the record lacks entirely.
+        has_more: Whether the record has a call more than others there. A call that was refused
+            with an exception, before it was sent, is such a call.
+    """
     comm = survived.divergence.comm
     name = comm.label or comm.key[:12]
     went_on = "though its peers posted it and all went on"
+    if not ops and has_more:
+        text = (
+            f"it alone recorded a call near #{survived.divergence.seq} on {name}, and all went on: "
+            f"the call was refused, or those of its peers are not recorded"
+        )
+        return [{"kind": "hole", "text": text, "comms": [comm.key]}]
     if not ops:
         text = f"a call near #{survived.divergence.seq} on {name} is not recorded, {went_on}"
         return [{"kind": "hole", "text": text, "comms": [comm.key]}]

@@ -42,6 +42,26 @@ def _cause(cluster: Cluster) -> Finding:
     return cause
 
 
+@pytest.mark.parametrize(
+    ("posting", "text"),
+    [
+        ([0, 1, 3], "a call near #6 on dp:0 is not recorded, though its peers posted it"),
+        ([2], "it alone recorded a call near #6 on dp:0, and all went on: the call was refused"),
+    ],
+)
+def test_what_is_not_recorded_depends_on_who_has_more(
+    cluster_of: ClusterOf, posting: list[int], text: str
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post(posting, "dp:0", "all_gather")
+    _layers(cluster, 5)
+
+    (unseen,) = cluster.verdict().coverage.unseen
+
+    assert unseen.startswith(f"rank 2: {text}")
+
+
 def test_a_call_that_a_rank_did_not_record_is_no_cause(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("dp:0")

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
+from ncclscope.analysis.given_up import given_up, have_gone_on
 from ncclscope.analysis.lost_together import as_one
-from ncclscope.analysis.waits.endings import failed, failed_inside, status_of, timed_out
-from ncclscope.analysis.waits.engine_steps import dead_workers
+from ncclscope.analysis.missed import missed_by_engines, missed_by_launchers
+from ncclscope.analysis.waits.endings import failed, failed_inside, timed_out
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -21,8 +22,6 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Communicator, Finding, Rank
-from ncclscope.model.activities import RAISED
-from ncclscope.model.signature import BARRIERS
 
 __all__ = ["DeadRank"]
 
@@ -52,34 +51,6 @@ def _failed_first(rank: Rank | None) -> bool:
     return bool(rank.details.get("ended_with")) and (failed(rank) or timed_out(rank))
 
 
-def _went_on(rank: Rank) -> bool:
-    """Return whether a process exited in order."""
-    return rank.exited and not rank.details.get("ended_with")
-
-
-def _have_gone_on(case: Case, rank: Rank, finding: Finding, waiting: Sequence[int]) -> bool:
-    """Return whether all exited in order, and those that were in the call caught its failure."""
-    peers = [case.run.by_rank[own] for own in waiting]
-    blocks = finding.peers is not None and finding.peers.op in BARRIERS
-    caught = blocks or all(RAISED in peer.activities for peer in peers)
-    return caught and all(map(_went_on, (rank, *peers)))
-
-
-def _given_up(finding: Finding, waiting: Sequence[int]) -> Finding:
-    """Describe a call that nobody waits in: its ranks gave it up, went on, and exited in order."""
-    comm, call = finding.comm, finding.peers
-    (number,) = finding.diverging_ranks
-    where = "" if comm is None else f" on {comm_text(comm)}"
-    return replace(
-        finding,
-        summary=(
-            f"Rank {number} never joined call {finding.seq}{where}, {call_text(call)}; "
-            f"{ranks_text(waiting)} gave it up. All of them went on, and exited normally."
-        ),
-        role="latent",
-    )
-
-
 def _no_record(case: Case) -> str:
     """Say what a rank left no trace of: a ring outlives its process, a dump has to be written."""
     formats = {rank.details.get("format") for rank in case.run.ranks}
@@ -96,49 +67,8 @@ class DeadRank:
         awaited = as_one(case, [*self._awaited(case)])
         yield from awaited
         if not (awaited or case.differences or case.stalled):
-            yield from self._missed_by_engines(case)
-            yield from self._missed_by_launchers(case)
-
-    def _missed_by_launchers(self, case: Case) -> Iterable[Finding]:
-        """Yield the ranks that recorded no end, where a launcher saw them end before the others."""
-        ranks = case.run.ranks
-        found = {rank.rank: status for rank in ranks if (status := status_of(rank))}
-        if not found or len(found) == len(ranks):
-            return  # all of them: the job was killed as a whole
-        numbers = [*found]
-        who = rank_text(case.run, numbers[0]) if len(found) == 1 else ranks_text(numbers)
-        how = " and ".join(dict.fromkeys(found.values()))
-        yield Finding(
-            kind=self.name,
-            summary=(
-                f"{sentence(who)} ended with {how}, and the launcher ended the other ranks: no "
-                f"rank is recorded to wait for {'it' if len(found) == 1 else 'them'}."
-            ),
-            diverging_ranks=tuple(numbers),
-            odd=case.run.by_rank[numbers[0]].last_call(),
-            confidence="certain",
-            analyzer=self.name,
-            evidence=tuple(
-                f"rank {number}: its launcher saw it end with {status}, and ended the others then"
-                for number, status in [*found.items()][:_SHOWN]
-            ),
-        )
-
-    def _missed_by_engines(self, case: Case) -> Iterable[Finding]:
-        """Yield workers whose engine saw them end, and ended the others before they waited."""
-        for rank, seen in dead_workers(case):
-            yield Finding(
-                kind=self.name,
-                summary=(
-                    f"{sentence(rank_text(case.run, rank.rank))} ended unexpectedly, and its "
-                    f"engine ended the other workers: no rank is recorded to wait for it."
-                ),
-                diverging_ranks=(rank.rank,),
-                odd=rank.last_call(),
-                confidence="certain",
-                analyzer=self.name,
-                evidence=(seen,),
-            )
+            yield from missed_by_engines(case, self.name)
+            yield from missed_by_launchers(case, self.name)
 
     def _awaited(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each dead rank that a chain of waiting ends at."""
@@ -176,8 +106,8 @@ class DeadRank:
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
-            if _have_gone_on(case, rank, finding, waiting):
-                yield _given_up(finding, waiting)
+            if have_gone_on(case, rank, finding, waiting):
+                yield given_up(finding, waiting)
                 continue
             if rank.exited and finding.role == "cause" and number not in failing:
                 yield from self._left_early(case, finding, waiting)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
-from itertools import chain, pairwise
+from itertools import chain
 
 from ncclscope.analysis.processes.device_verdict import gpu_conditions
 from ncclscope.analysis.records import Records
@@ -49,8 +49,6 @@ DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
 HEARTBEAT_ENDS = "its heartbeat ends"
 """How a text begins that concludes an end from heartbeats alone."""
-_LATELY = 8
-"""Times that a call has followed another one, after which it is expected to."""
 MOST_SURVIVED = 8
 """Differences of one communicator after which all went on, each of which is a finding."""
 
@@ -313,18 +311,6 @@ class Case(Records):
         log = self.run.by_rank[pending.rank].logs[pending.comm.key]
         past = log.span(max(log.first, pending.call.seq - PAST), pending.call.seq)
         return any(habit_of(call) == habit_of(pending.call) for call in past)
-
-    def is_due(self, pending: PendingCall) -> bool:
-        """Return whether a pending call is the one that has followed the call before it lately.
-
-        Members that have not posted it may be late, however many they are.
-        """
-        log = self.run.by_rank[pending.rank].logs[pending.comm.key]
-        calls = log.span(max(log.first, pending.call.seq - PAST), pending.call.seq)
-        past = [(habit_of(call), call.site) for call in calls]
-        due = habit_of(pending.call), pending.call.site
-        following = [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
-        return len(following) > 1 and {*following} == {due}
 
     @cached_property
     def latest_heartbeats(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ And the stretch since the rarer of them must have been followed by the same call
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 from ncclscope.model import Call
@@ -26,6 +27,7 @@ __all__ = [
     "follows",
     "habit_of",
     "in_step",
+    "is_due",
     "skipped_block",
 ]
 
@@ -34,6 +36,9 @@ PAST = 2048
 
 IN_STEP = 16
 """Preceding calls that two replicas must share to be at the same point of the program."""
+
+_LATELY = 8
+"""Times that a call has followed another one, after which it is expected to."""
 
 _VARIANTS = ({"all_gather", "all_gatherv"}, {"reduce_scatter", "reduce_scatterv"})
 
@@ -122,6 +127,21 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
             sites.add((calls[place].site, calls[place].user_site))
     same = len(counts) > 1 and len(set(counts)) == 1
     return counts[0] if same and (odd.site, odd.user_site) in sites else 0
+
+
+def is_due(log: CallLog, call: Call) -> bool:
+    """Return whether a call is the one that has followed the call before it lately.
+
+    Members that have not posted it may be late, however many they are.
+
+    Args:
+        log: The log that holds the call.
+        call: One of its calls.
+    """
+    calls = log.span(max(log.first, call.seq - PAST), call.seq)
+    past = [(habit_of(one), one.site) for one in calls]
+    following = [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
+    return len(following) > 1 and {*following} == {(habit_of(call), call.site)}
 
 
 def came_from_there(log: CallLog, seq: int, call: Call) -> bool:

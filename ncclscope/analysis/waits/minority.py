@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ncclscope.analysis.sequences.habit import is_due
 from ncclscope.analysis.waits.engine_steps import counterpart, is_idle
 from ncclscope.analysis.wording import comm_text, ranks_text, verb
 from ncclscope.model import Communicator, Rank
@@ -68,7 +69,8 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
     if not by_groups and _are_stopped(case, absent) and not _are_stopped(case, waiting):
         diverging = "absent"  # whatever the numbers, they cannot come before they are resumed
     here = [rank for n in absent if (rank := case.run.by_rank.get(n)) and not rank.exited]
-    if diverging == "waiting" and not by_groups and here and case.is_due(pending):
+    log = case.run.by_rank[pending.rank].logs[pending.comm.key]
+    if diverging == "waiting" and not by_groups and here and is_due(log, pending.call):
         diverging = ""  # the larger number makes this call here, too, if it comes
     if by_groups == "waiting" and by_number == "absent":
         diverging, reason = "", ""  # most wait in a call that groups of the same role never post

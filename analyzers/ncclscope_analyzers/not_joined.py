@@ -210,8 +210,7 @@ class NotJoined:
             awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
                 describe_sides(sides),
-                f"{ranks_text(many)} {'is' if len(many) == 1 else 'are'} not merely late: activity "
-                f"outside of recorded calls is unknown",
+                f"activity of {ranks_text(many)} outside of recorded calls is unknown",
             ),
             extent=1,
         )

@@ -248,7 +248,9 @@ def raised_line(records: Records, rank: Rank) -> str:
     text = f"rank {rank.rank} raised {what}, {age:.0f} s before its last heartbeat"
     if raised(records, rank) is not None:
         text += ", and posted nothing since"
-    return text + ("; it ended a thread" if activity.number else "")
+    if not activity.number:
+        return text
+    return f"{text}; it ended {'the process' if rank.details.get('ended_with') else 'a thread'}"
 
 
 def note_lines(records: Records, rank: Rank) -> Iterator[str]:

@@ -62,45 +62,61 @@ class InitStalled:
 
     def _rendezvous(self, case: Case, inside: _Waiting) -> Iterable[Finding]:
         """Yield the ranks that have not come to ``init_process_group``, which all must."""
+        found = self._settings(case, inside)
         over = {number: one for number, one in inside.items() if one.activity.until_ns is not None}
         broken = tuple(number for number in over if failed(case.run.by_rank[number]))
-        if 0 < len(broken) < len(inside):
-            yield self._broken(case, inside, broken)
-            return
-        if len(over) == len(inside):
-            over = {}
-        inside = {number: one for number, one in inside.items() if number not in over}
-        expected = [number for number in range(case.run.expected) if number not in over]
-        since = min(one.activity.since_ns for one in inside.values())
-        absent = tuple(n for n in expected if n not in inside and not _has_joined(case, n, since))
-        past = tuple(n for n in expected if n not in inside and n not in absent)
+        if found is None and 0 < len(broken) < len(inside):
+            found = self._broken(case, inside, broken)
+        if found is None:
+            ended = () if len(over) == len(inside) else tuple(over)
+            still = {number: one for number, one in inside.items() if number not in ended}
+            found = self._not_come(case, still, ended)
+        yield found
+
+    def _settings(self, case: Case, inside: _Waiting) -> Finding | None:
+        """Describe ranks that meet elsewhere, or with a rank that another process has."""
         one = inside[min(inside)]
-        waiting = tuple(inside)
-        where = f"{one.text}, in which {ranks_text(waiting)} {_waits(inside)}"
-        seconds = min(each.seconds for each in inside.values())
+        all_wait = f"{ranks_text(inside)} {_waits(inside)} in {one.text}"
+        time = f"for {min(each.seconds for each in inside.values()):.0f} s"
         for found in disagreements(case.run.ranks):
-            all_wait = f"{ranks_text(waiting)} {_waits(inside)}"
             gone = "".join(f"; {_doing(case, n)}" for n in found.few if n not in inside)
-            yield self._finding(
-                case, inside, found.few,
-                f"{sentence(found.text)}: {all_wait} in {one.text} for {seconds:.0f} s{gone}.",
+            return self._finding(
+                case, inside, found.few, f"{sentence(found.text)}: {all_wait} {time}{gone}.",
                 blames=not found.is_tie,
             )  # fmt: skip
-            return
-        if doubles := {r.rank: r for r in case.run.ranks if r.details.get("doubles")}:
-            texts = [
-                f"{1 + len(r.details['doubles'])} processes have rank {n} "
-                f"(pids {' '.join(map(str, (r.pid, *r.details['doubles'])))})"
-                for n, r in doubles.items()
-            ]
-            missing = f", and none has {ranks_text(absent)}" if absent else ""
-            yield self._finding(
-                case, inside, tuple(doubles),
-                f"{'; '.join(texts)}{missing}: {ranks_text(waiting)} {_waits(inside)} in "
-                f"{one.text} for {seconds:.0f} s.",
-                blames=True,
-            )  # fmt: skip
-            return
+        doubles = {r.rank: r for r in case.run.ranks if r.details.get("doubles")}
+        if not doubles:
+            return None
+        texts = [
+            f"{1 + len(r.details['doubles'])} processes have rank {n} "
+            f"(pids {' '.join(map(str, (r.pid, *r.details['doubles'])))})"
+            for n, r in doubles.items()
+        ]
+        since = _begun(inside)
+        absent = [
+            n
+            for n in range(case.run.expected)
+            if n not in inside and not _has_joined(case, n, since)
+        ]
+        missing = f", and none has {ranks_text(absent)}" if absent else ""
+        return self._finding(
+            case, inside, tuple(doubles), f"{'; '.join(texts)}{missing}: {all_wait} {time}.",
+            blames=True,
+        )  # fmt: skip
+
+    def _not_come(self, case: Case, inside: _Waiting, over: Sequence[int]) -> Finding:
+        """Describe the ranks that have not come to it, or say that no record shows whose they are.
+
+        Args:
+            case: The case.
+            inside: The ranks in it.
+            over: Ranks that could not connect in it, and have ended.
+        """
+        one, since = inside[min(inside)], _begun(inside)
+        seconds = min(each.seconds for each in inside.values())
+        expected = [number for number in range(case.run.expected) if number not in over]
+        absent = tuple(n for n in expected if n not in inside and not _has_joined(case, n, since))
+        past = tuple(n for n in expected if n not in inside and n not in absent)
         ended_inside = [n for n in absent if _ended_in(case, n, INIT)]
         if len(ended_inside) < len(absent):  # these had come, and cannot be why others wait
             absent = tuple(n for n in absent if n not in ended_inside)
@@ -108,13 +124,13 @@ class InitStalled:
             who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
             have = "has" if len(absent) == 1 else "have"
             doing = "; ".join(_doing(case, n) for n in absent[:_SHOWN])
-            yield self._finding(
+            return self._finding(
                 case, inside, absent,
-                f"{sentence(who)} {have} not come to {where} for {seconds:.0f} s; {doing}.",
+                f"{sentence(who)} {have} not come to {one.text}, in which {ranks_text(inside)} "
+                f"{_waits(inside)} for {seconds:.0f} s; {doing}.",
                 blames=2 * len(absent) <= case.run.expected,
             )  # fmt: skip
-            return
-        all_of = ranks_text(waiting) if past or over else "All ranks"
+        all_of = ranks_text(inside) if past or over else "All ranks"
         ended = [*over, *(n for n in past if _has_ended(case, n))]
         went_on = [n for n in past if n not in ended]
         rest = f"; {ranks_text(went_on)} went on" if went_on else ""
@@ -124,7 +140,7 @@ class InitStalled:
         else:
             did, why = f"{_waits(inside)} in {one.text} for {seconds:.0f} s", "for whom"
         summary = f"{sentence(all_of)} {did}{rest}, and no record shows {why}."
-        yield self._finding(case, inside, (), summary, blames=False)
+        return self._finding(case, inside, (), summary, blames=False)
 
     def _broken(self, case: Case, inside: _Waiting, broken: Sequence[int]) -> Finding:
         """Describe ranks that failed in ``init_process_group``, in which the others wait."""
@@ -134,7 +150,7 @@ class InitStalled:
         who = rank_text(case.run, broken[0]) if len(broken) == 1 else ranks_text(broken)
         how = "; ".join(_doing(case, number) for number in broken[:_SHOWN])
         return self._finding(
-            case, inside, tuple(broken),
+            case, waiting, tuple(broken),
             f"{sentence(who)} failed in {one.text}, in which {ranks_text(waiting)} "
             f"{_waits(waiting)} for {seconds:.0f} s; {how}.",
             blames=True,
@@ -230,7 +246,9 @@ class InitStalled:
         ended = [
             number
             for number in absent
-            if (rank := run.by_rank.get(number)) is not None and case.how_it_ended(rank) is not None
+            if number not in waiting
+            and (rank := run.by_rank.get(number)) is not None
+            and case.how_it_ended(rank) is not None
         ]
         return Finding(
             kind="dead_rank" if blames and len(ended) == len(absent) else self.name,
@@ -330,6 +348,11 @@ def _ended_in(case: Case, number: int, name: str) -> bool:
     if rank is None or rank.exited or rank.alive is not False:
         return False
     return lasting(rank, name) is not None
+
+
+def _begun(inside: _Waiting) -> int:
+    """Return when the first of the waiting ranks began to wait, nanoseconds since 1970."""
+    return min(one.activity.since_ns for one in inside.values())
 
 
 def _has_joined(case: Case, number: int, since: int) -> bool:

@@ -596,6 +596,23 @@ def test_who_has_not_posted_a_later_asynchronous_call_is_named(tmp_path: Path) -
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("not_joined", (2,), 7)
 
 
+def test_a_call_that_is_known_to_run_is_waited_in(tmp_path: Path) -> None:
+    """One executor carries out a rank's calls in order: later ones wait behind this one."""
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    for rank in cluster.everybody:
+        comm = cluster.comm(rank, "world", cluster.everybody)
+        tracer = cluster.tracers[rank]
+        place = tracer.record(comm, "all_reduce", shape=(4, 2), dtype="float32", redop="sum")
+        if rank != 2:
+            tracer.start(place)
+    cluster.post([0, 1, 3], "world", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is None or cause.seq == 6
+
+
 def test_asynchronous_calls_that_all_have_posted_do_not_complete(tmp_path: Path) -> None:
     cause = asynchronous(Cluster(tmp_path, 4), range(4)).cause
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["PROMPTS", "STALL", "documents", "serve_in_bursts"]
+__all__ = ["PROMPTS", "STALL", "alarms", "documents", "serve_in_bursts"]
 
 STALL = 5.0
 """Seconds after which a call counts as stuck, for the watch; one pause is longer."""
@@ -51,3 +51,8 @@ def documents(watch: subprocess.Popen[str]) -> list[dict[str, Any]]:
     output, complained = watch.communicate(timeout=20)
     assert complained == ""
     return [json.loads(line) for line in output.splitlines()]
+
+
+def alarms(found: list[dict[str, Any]]) -> list[str]:
+    """Return the summaries of documents that name a hang or a divergence."""
+    return [one["summary"] for one in found if one["status"] not in ("ok", "incomplete", "unknown")]

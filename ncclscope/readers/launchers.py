@@ -49,6 +49,6 @@ def _ended(rank: Rank, status: int | None) -> Rank:
     if not status or rank.alive:
         return rank
     details = {**rank.details, "exit_status": status}
-    if rank.exited and status > 0:
-        details.setdefault("ended_with", f"exit status {status}")
+    if rank.exited:  # in order, or so it began: a library may crash while the process ends
+        details.setdefault("ended_with", status_text(status))
     return replace(rank, details=details)

@@ -26,15 +26,15 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
-if how == "late" and rank == 1:
-    dist.barrier()
-    sys.exit(5)
 if how == "late":
     dist.barrier()
-elif rank == 1:
+    dist.destroy_process_group()  # without it, gloo may crash while the process ends
+    sys.exit(5 if rank == 1 else 0)
+if rank == 1:
     while len(os.listdir(marks)) < 2:
         pass
     if how == "exit":
+        dist.destroy_process_group()
         sys.exit(3)
     os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(4)
 else:

@@ -74,12 +74,15 @@ def test_a_job_that_was_killed_as_a_whole_lost_no_rank(tmp_path: Path) -> None:
     assert (verdict.status, verdict.cause) == ("ok", None)
 
 
-def test_an_exit_with_a_status_is_no_normal_exit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("status", "how"), [(3, "exit status 3"), (-6, "SIGABRT")])
+def test_an_exit_with_a_status_or_a_crash_is_no_normal_exit(
+    tmp_path: Path, status: int, how: str
+) -> None:
     run = run_of(tmp_path, exited=[1])
-    verdict = judged(tmp_path, run, dict.fromkeys(pids(run, 1), 3))
+    verdict = judged(tmp_path, run, dict.fromkeys(pids(run, 1), status))
 
     assert verdict.status == "unknown"
-    assert verdict.summary.startswith("Rank 1 ended with exit status 3.")
+    assert verdict.summary.startswith(f"Rank 1 ended with {how}.")
 
 
 def test_a_program_that_failed_is_no_ok(tmp_path: Path) -> None:

@@ -249,6 +249,29 @@ def test_who_cannot_come_from_a_stuck_transfer_is_no_second_cause(cluster_of: Cl
     assert (barrier.kind, barrier.role) == ("not_joined", "consequence")
 
 
+def test_who_waits_behind_a_transfer_with_other_tags_is_no_second_cause(
+    cluster_of: ClusterOf,
+) -> None:
+    """A ring in which rank 1 gave its send a tag of its own; ranks 0 and 3 are a step ahead."""
+    cluster = cluster_of(4)
+    for step in range(3):
+        for rank in cluster.everybody:
+            stuck = step == 1 and rank in (1, 2)
+            if step == 2 and rank in (1, 2):
+                continue
+            after, before = (rank + 1) % 4, (rank - 1) % 4
+            waits = step == 2
+            cluster.post([rank], "w", "send", peer=after, done=not (waits or (stuck and rank == 1)))
+            cluster.post(
+                [rank], "w", "recv", peer=before, done=not (waits or (stuck and rank == 2))
+            )
+
+    found = cluster.verdict().findings
+
+    assert (found[0].kind, found[0].role, found[0].candidate_ranks) == ("stalled", "cause", (1, 2))
+    assert {one.role for one in found[1:]} <= {"consequence"}
+
+
 def test_who_is_late_for_another_reason_than_a_transfer_is_a_cause(cluster_of: ClusterOf) -> None:
     """Near miss: rank 4 is in no transfer, and has not come to the barrier either."""
     cluster = cluster_of(5)
@@ -320,6 +343,7 @@ def test_a_stage_that_is_short_towards_both_neighbours_is_named(cluster_of: Clus
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("p2p_mismatch", (1,))
+    assert verdict.status == "hung"  # it may yet post its half, and waits nowhere
     assert verdict.cause.confidence == "likely"
     assert {finding.role for finding in verdict.findings[1:]} <= {"consequence"}
 

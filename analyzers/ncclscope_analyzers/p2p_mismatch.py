@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
-from ncclscope.analysis.waits.open_transfers import unanswered
+from ncclscope.analysis.waits.open_transfers import may_come, unanswered
 from ncclscope.analysis.waits.stopped_ends import stopped_end
 from ncclscope.analysis.waits.transfers import (
     Pair,
@@ -101,7 +101,7 @@ class P2pMismatch:
             else:
                 led = transfer.peer in waiting and (place > 0 or bool(cycle))
                 missing = self._missing(case, transfer, "consequence" if led else "cause")
-                late = _is_late(case, [transfer.peer], found)
+                late = may_come(case, [transfer.peer])
                 yield replace(missing, hangs=late or None)
 
     def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
@@ -168,7 +168,7 @@ class P2pMismatch:
             for transfer in own
         )
         who = rank_text(case.run, diverging)
-        late = _is_late(case, [diverging], found)
+        late = may_come(case, [diverging])
         stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
         yield Finding(
             kind=self.name,
@@ -314,16 +314,6 @@ class P2pMismatch:
             ),
             inferred=("the records do not show which of the two is wrong",),
         )
-
-
-def _is_late(case: Case, ranks: Sequence[int], found: Sequence[StuckTransfer]) -> bool:
-    """Return whether ranks that lack their half wait nowhere, so that they may yet post it."""
-    waiting = {transfer.rank for transfer in found}
-    known = [case.run.by_rank.get(number) for number in ranks]
-    return all(
-        rank is not None and not rank.exited and rank.rank not in {*waiting, *case.waits.heads}
-        for rank in known
-    )
 
 
 def _cycle_lines(case: Case, cycle: Cycle) -> Iterable[str]:

@@ -216,8 +216,8 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         return Agreement(
             "unknown",
             f"{sentence(ranks_text(unfed))} {verb(unfed, 'wait')} in a queue of "
-            f"{'its' if len(unfed) == 1 else 'their'} own process, in which no other thread runs "
-            f"that could fill it.{agree}",
+            f"{'its' if len(unfed) == 1 else 'their'} own process, in which no other Python thread "
+            f"runs that could fill it.{agree}",
         )
     if len(resting) == len(motions):
         return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")

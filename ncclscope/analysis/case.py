@@ -41,12 +41,13 @@ from ncclscope.analysis.waits.waits import PendingCall, Waits
 from ncclscope.model import Rank, Run
 from ncclscope.model.log import CallLog
 
-__all__ = ["Case", "may_hold"]
+__all__ = ["GONE", "Case", "may_hold"]
 
 AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
+GONE = "its process is gone, and recorded no end"
 HEARTBEAT_ENDS = "its heartbeat ends"
 """How a text begins that concludes an end from heartbeats alone."""
 MOST_SURVIVED = 8
@@ -278,7 +279,7 @@ class Case(Records):
         # Waits of any length that ended so: too long for the program, or in a deadlock.
         if all(map(timed_out, waiting)):
             return True
-        if self.waits.cycle and all(map(ended_by_peers, self.run.ranks)):
+        if all(map(ended_by_peers, self.run.ranks)) and self.waits.cycle:
             return True
         if self.timeless:
             if any(rank.details.get("timed_out") for rank in self.run.ranks):
@@ -348,9 +349,7 @@ class Case(Records):
             return "its process is gone"
         if self.lost_by_peers(rank):
             status = status_of(rank)
-            return (
-                f"it ended with {status}" if status else "its process is gone, and recorded no end"
-            )
+            return f"it ended with {status}" if status else GONE
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
         quiet = self.quiet_seconds(rank)

@@ -74,9 +74,8 @@ def _is_outlived(engine: Rank, run: Run) -> bool:
     if engine.alive is not False or engine.exited or failed(engine):
         return False
     label = engine.labels.get("engine")
-    return any(
-        rank.exited or rank.alive for rank in run.ranks if rank.labels.get("engine") == label
-    )
+    workers = [rank for rank in run.ranks if label and rank.labels.get("engine") == label]
+    return any(rank.exited or rank.alive for rank in workers)
 
 
 def _raised_last(case: Case, rank: Rank) -> bool:

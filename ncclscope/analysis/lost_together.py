@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import Case
+from ncclscope.analysis.case import GONE, Case
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Finding
 
 __all__ = ["as_one"]
 
 _DOUBTS = ("ambiguous", "likely", "certain")
-_GONE = "its process is gone, and recorded no end"
 
 
 def as_one(case: Case, found: Sequence[Finding]) -> list[Finding]:
@@ -34,7 +33,7 @@ def _joined(case: Case, group: Sequence[Finding]) -> Finding:
     ranks = tuple(sorted(one.diverging_ranks[0] for one in group))
     hows = [case.how_it_ended(case.run.by_rank[number]) or "" for number in ranks]
     how = "; ".join(f"rank {n}: {text}" for n, text in zip(ranks, hows, strict=True))
-    if {*hows} == {_GONE}:
+    if {*hows} == {GONE}:
         how = "their processes are gone, and recorded no end"
     first = group[0]
     waiting = [n for n in case.waits.pending_calls if n not in ranks and _is_in(case, n, first)]

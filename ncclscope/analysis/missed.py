@@ -17,7 +17,7 @@ _SHOWN = 4
 
 
 def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
-    """Yield the ranks that recorded no end, where a launcher saw them end before the others."""
+    """Yield the ranks that recorded no end, where a launcher saw them end by themselves."""
     ranks = case.run.ranks
     found = {rank.rank: status for rank in ranks if (status := status_of(rank))}
     if not found or len(found) == len(ranks):
@@ -25,18 +25,19 @@ def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
     numbers = [*found]
     who = rank_text(case.run, numbers[0]) if len(found) == 1 else ranks_text(numbers)
     how = " and ".join(dict.fromkeys(found.values()))
+    own, them = ("its", "it") if len(found) == 1 else ("their", "them")
     yield Finding(
         kind=_KIND,
         summary=(
-            f"{sentence(who)} ended with {how}, and the launcher ended the other ranks: no "
-            f"rank is recorded to wait for {'it' if len(found) == 1 else 'them'}."
+            f"{sentence(who)} ended with {how}, as {own} launcher recorded; no rank is recorded to "
+            f"wait for {them}."
         ),
         diverging_ranks=tuple(numbers),
         odd=case.run.by_rank[numbers[0]].last_call(),
         confidence="certain",
         analyzer=analyzer,
         evidence=tuple(
-            f"rank {number}: its launcher saw it end with {status}, and ended the others then"
+            f"rank {number}: its launcher saw it end with {status}, before it ended any other"
             for number, status in [*found.items()][:_SHOWN]
         ),
     )

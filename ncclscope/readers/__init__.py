@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.model import Communicator, Rank, Run
+from ncclscope.model.metadata import ENDS
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import plural
 from ncclscope.model.windows import infer_windows
@@ -293,7 +294,7 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
             runs.setdefault(run, []).append(process)
     if len(runs) < 2:
         return processes
-    newest = max(runs, key=lambda run: max(rank.started_ns or 0 for rank in runs[run]))
+    newest = max(runs, key=lambda run: max(map(_began, runs[run])))
     kept, earlier = list(runs.pop(newest)), 0
     for part in runs.values():
         if _belongs(part, kept):
@@ -310,6 +311,11 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
         rings, runs_text = plural(left_out, "ring"), plural(earlier, "earlier run")
         notes.append(f"{rings} of {runs_text} left out")
     return kept + loose
+
+
+def _began(process: Rank) -> int:
+    """Return when a process began; 0 for a launcher, whose ring is made when ranks have ended."""
+    return 0 if ENDS in process.details else process.started_ns or 0
 
 
 def _newest_attempt(processes: list[Rank], notes: list[str]) -> list[Rank]:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from ncclscope.errors import NcclscopeError
 from ncclscope.ring import layout
-from ncclscope.tracing.tracer import Tracer
+from ncclscope.ring.native_writer import open_writer
+from ncclscope.tracing import identity
 
 __all__ = ["record_ends"]
 
@@ -28,8 +29,9 @@ def record_ends(
         ends: Exit status by pid, as :mod:`subprocess` has it: negative for a signal.
         **details: Further text for the ring's description, such as the name of the run.
     """
-    about = {**details, "launcher": launcher, "ends": {str(pid): ends[pid] for pid in ends}}
+    found = {str(pid): status for pid, status in ends.items()}
+    own = {"rank": -1, "world_size": 0, "launcher": launcher, "ends": found}
+    # No tracer: a launcher makes no calls, and needs neither a guard nor marks on a GPU.
     with contextlib.suppress(NcclscopeError, OSError, ValueError):
-        Tracer(
-            directory, rank=-1, capacity=layout.MIN_CAPACITY, heartbeat=False, details=about
-        ).close()
+        about = {**identity.describe_process(), **own, **details}
+        open_writer(directory, capacity=layout.MIN_CAPACITY, about=about, device=False).finish()

@@ -46,7 +46,7 @@ else:
 @pytest.mark.parametrize(
     ("how", "status", "kind", "says"),
     [
-        ("kill", 1, "dead_rank", "ended with SIGKILL, and the launcher ended the other ranks"),
+        ("kill", 1, "dead_rank", "ended with SIGKILL, as its launcher recorded"),
         pytest.param("_exit", 1, "dead_rank", "exit status 4", marks=pytest.mark.slow),
         ("exit", 3, None, "Rank 1 ended with exit status 3."),
         pytest.param("late", 3, None, "Rank 1 ended with exit status 5.", marks=pytest.mark.slow),

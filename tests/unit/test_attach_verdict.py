@@ -370,5 +370,5 @@ def test_a_queue_that_no_other_thread_can_fill_is_no_wait_for_work(
     verdict = judged(*ranks)
 
     assert verdict.status == status
-    unfed = "Ranks 0-2 wait in a queue of their own process, in which no other thread runs"
+    unfed = "Ranks 0-2 wait in a queue of their own process, in which no other Python thread runs"
     assert verdict.summary.startswith(unfed) == (status == "unknown")

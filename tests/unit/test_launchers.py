@@ -56,7 +56,7 @@ def test_a_rank_that_recorded_no_end_is_named(tmp_path: Path, status: int, how: 
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (1,))
-    assert f"ended with {how}, and the launcher ended the other ranks" in verdict.summary
+    assert f"ended with {how}, as its launcher recorded" in verdict.summary
 
 
 def test_several_that_ended_before_the_others_are_named(tmp_path: Path) -> None:

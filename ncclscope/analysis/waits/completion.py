@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ncclscope.model import Call, State
+from ncclscope.model import Call, Rank, State
 from ncclscope.model.log import CallLog
-from ncclscope.model.signature import BARRIERS
+from ncclscope.model.signature import BARRIERS, CREATION_OPS
 
-__all__ = ["first_pending", "last_states", "reports_completion"]
+__all__ = ["first_pending", "held_in", "last_states", "reports_completion", "was_left"]
 
 PENDING = 512
 """Calls at the end of a log whose states are read."""
@@ -60,6 +60,27 @@ def reports_completion(log: CallLog, call: Call) -> bool:
         return all(one.state is State.COMPLETED for one in same)
     alike = [one for one in before if one.op == call.op] or before
     return bool(alike) and all(one.state is State.COMPLETED for one in alike)
+
+
+def held_in(rank: Rank, log: CallLog) -> Call | None:
+    """Return the barrier that blocks a rank's host, where its newest call is one."""
+    call = log.call(log.calls) if log.first <= log.calls else None
+    if call is None or call.op not in BARRIERS or call.state is State.COMPLETED or call.captured:
+        return None
+    last = rank.last_call(transfers=True)
+    alone = call.replay is None and last is not None and last.position == call.position
+    return call if alone else None
+
+
+def was_left(rank: Rank, call: Call) -> bool:
+    """Return whether a rank has posted more calls after a group creation, which blocks its caller.
+
+    A creation that raised an exception, which the program caught, ends like this.
+    """
+    if call.op not in CREATION_OPS:
+        return False
+    last = rank.last_call(transfers=True)
+    return last is not None and last.position > call.position
 
 
 def last_states(log: CallLog) -> list[Call]:

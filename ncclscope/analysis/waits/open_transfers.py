@@ -27,7 +27,7 @@ from ncclscope.model import Call, Communicator, Finding, Rank, State
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = ["OpenTransfer", "is_in_transfer", "open_transfers", "unanswered"]
+__all__ = ["OpenTransfer", "is_in_transfer", "may_come", "open_transfers", "unanswered"]
 
 _KIND = "p2p_mismatch"
 _OTHER_SIDE = {"send": "recv", "recv": "send"}
@@ -59,6 +59,16 @@ def is_in_transfer(rank: Rank) -> bool:
     """Return whether a rank's newest call is a send or receive that is not known to be complete."""
     last = rank.last_call(transfers=True)
     return last is not None and last.op in _OTHER_SIDE and last.state is not State.COMPLETED
+
+
+def may_come(case: Case, ranks: Iterable[int]) -> bool:
+    """Return whether ranks that lack their half of a transfer wait nowhere, and may yet post it."""
+    known = [case.run.by_rank.get(number) for number in ranks]
+    return all(
+        rank is not None
+        and not (rank.exited or is_in_transfer(rank) or rank.rank in case.waits.heads)
+        for rank in known
+    )
 
 
 def unanswered(case: Case, analyzer: str, *, led: bool) -> Iterable[Finding]:
@@ -114,13 +124,9 @@ def _finding(
                 f"the last call of rank {peer} is {call_text(last)} on {comm}, "
                 f"{last.state.word}{site_text(last)}"
             )
-    ranks = [case.run.by_rank[peer] for peer in first.peers]
-    late = not any(rank.exited or is_in_transfer(rank) for rank in ranks) and not any(
-        peer in case.waits.heads for peer in first.peers
-    )
     return Finding(
         kind=_KIND,
-        hangs=late or None,
+        hangs=may_come(case, first.peers) or None,
         summary=(
             f"{sentence(who)} {waits} in {call_text(first.call)}"
             f"{'' if first.call.peer is not None else ' from any rank'} on "

@@ -13,10 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.analysis.waits.completion import first_pending, reports_completion
+from ncclscope.analysis.waits.completion import (
+    first_pending,
+    held_in,
+    reports_completion,
+    was_left,
+)
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
-from ncclscope.model.signature import BARRIERS, CREATION_OPS, ROOTED_OPS
+from ncclscope.model.signature import CREATION_OPS, ROOTED_OPS
 
 __all__ = ["PendingCall", "Waits"]
 
@@ -306,12 +311,12 @@ class Waits:
             elif pending is not None and not (known and reports_completion(log, pending)):
                 # The backend reports no completion: calls that all have posted count as completed.
                 seq = max(self._posted_by_all(key) + 1, pending.seq if known else log.first)
-                pending = log.call(seq) if seq <= log.calls else _held_in(rank, log)
+                pending = log.call(seq) if seq <= log.calls else held_in(rank, log)
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
             elif pending is not None:
                 pending = self._past_all(key, log, pending)
-            if pending is not None and not _was_left(rank, pending):
+            if pending is not None and not was_left(rank, pending):
                 heads.append(pending)
         return min(heads, key=lambda call: call.position, default=None)
 
@@ -400,24 +405,3 @@ def _finished(rank: Rank, key: str) -> int | None:
 def _reports_completion(rank: Rank, key: str) -> bool:
     """Return whether a rank's input reports the completion of each call on a communicator."""
     return bool(rank.details.get("tells")) or _finished(rank, key) is not None
-
-
-def _held_in(rank: Rank, log: CallLog) -> Call | None:
-    """Return the barrier that blocks a rank's host, where its newest call is one."""
-    call = log.call(log.calls) if log.first <= log.calls else None
-    if call is None or call.op not in BARRIERS or call.state is State.COMPLETED or call.captured:
-        return None
-    last = rank.last_call(transfers=True)
-    alone = call.replay is None and last is not None and last.position == call.position
-    return call if alone else None
-
-
-def _was_left(rank: Rank, call: Call) -> bool:
-    """Return whether a rank has posted more calls after a group creation, which blocks its caller.
-
-    A creation that raised an exception, which the program caught, ends like this.
-    """
-    if call.op not in CREATION_OPS:
-        return False
-    last = rank.last_call(transfers=True)
-    return last is not None and last.position > call.position

@@ -379,8 +379,9 @@ def test_whoever_skips_a_call_is_the_only_one_blamed(
 
     for finding in cluster.verdict().findings:
         if finding.role == "cause":
-            assert finding.diverging_ranks == (odd,)
-            if finding.kind == "missing_call":
+            assert finding.diverging_ranks in ((), (odd,))  # none where a pattern speaks for it
+            assert odd in (finding.diverging_ranks or finding.candidate_ranks)
+            if finding.kind == "missing_call" and finding.diverging_ranks:
                 assert finding.comm is not None
                 assert finding.seq is not None
                 assert (finding.comm.label, finding.extent) == (label, 1)

@@ -1,13 +1,14 @@
 """What something costs a step of vLLM's: ``python -m benchmarks.gpu.alternation WHAT``.
 
 One server does it for some steps and not for the next, over and over, under a steady load: see
-benchmarks/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
-tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
-once without. In ``between`` these markers are where the next kernel has to wait for them, in
-``beside`` none has to. What differs between two servers that are otherwise
-alike, and it is more than the effect in question, does not enter; what the way of measuring makes
-up by itself is what ``nothing`` shows. Steps are compared with steps of as many tokens, each kind
-by its median, and weighted by how often it occurs.
+benchmarks/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``parts`` is
+tracing in ways: 1 pynccl's probe alone, 2 NCCL's plugin alone, 3 both, 4 all probes and the plugin.
+``progress`` is tracing with the calls counted by the GPU: each CUDA graph is captured once with its
+markers and once without. In ``between`` these markers are where the next kernel has to wait for
+them, in ``beside`` none has to. What differs between two servers that are otherwise alike, and it
+is more than the effect in question, does not enter; what the way of measuring makes up by itself is
+what ``nothing`` shows. Steps are compared with steps of as many tokens, each kind by its median,
+and weighted by how often it occurs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -48,13 +50,13 @@ START_SECONDS = 420.0
 PARTS = 20
 """Number of parts of the steps, which show how much the result varies."""
 
-TRACED = ("tracing", "progress", "between", "beside")
+TRACED = ("tracing", "parts", "progress", "between", "beside")
 """Experiments that run a server under ``ncclscope run``."""
 LONG = ("counted", "coverage", "notes")
 """Fields that are kept and not printed."""
 
 Step = tuple[int, int, int]
-"""Whether it was on, tokens, nanoseconds."""
+"""The way that it was on, 0 for off; tokens, nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
     """Return nanoseconds of a step that is off, and of what it costs to be on; None of too few."""
     kinds: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for is_on, tokens, passed in steps:
-        kinds[tokens][is_on].append(passed)
+        kinds[tokens][bool(is_on)].append(passed)
     weights, off, more = [], [], []
     for without, with_ in kinds.values():
         if min(len(without), len(with_)) >= LEAST:
@@ -132,13 +134,15 @@ def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
 
 
 def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
-    """Return one row a worker, and print it.
+    """Return one row a worker and way, and print it.
 
     How sure it is comes from drawing stretches of steps anew, which stay together as they were.
     """
     rows = []
     draw = np.random.default_rng(0)
-    for number, steps in enumerate(workers):
+    ways = max((step[0] for steps in workers for step in steps), default=1)
+    for way, (number, own) in itertools.product(range(1, ways + 1), enumerate(workers)):
+        steps = [step for step in own if step[0] in (0, way)]
         found = compare(steps)
         if found is None:
             print(f"worker {number}: {len(steps)} steps are too few", file=sys.stderr)
@@ -154,6 +158,7 @@ def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
         low, high = np.percentile(again, [2.5, 97.5])
         row = {
             "worker": number,
+            "way": way,
             "steps": len(steps),
             "step_microseconds": base / 1e3,
             "more_microseconds": more / 1e3,
@@ -162,7 +167,7 @@ def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(
-            f"worker {number}: {len(steps)} steps, off {base / 1e3:.0f} us, "
+            f"worker {number}, way {way}: {len(steps)} steps, off {base / 1e3:.0f} us, "
             f"on {more / 1e3:+.1f} us x{row['ratio']:.4f} (95 %: {1 + low:.4f} to {1 + high:.4f})"
         )
     return rows
@@ -182,6 +187,7 @@ def make_server(
     environment |= {
         "nothing": {},
         "tracing": {},
+        "parts": {},
         "progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "between": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "beside": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
@@ -227,7 +233,7 @@ def main() -> int:
         directory = Path(name)
         found = directory / "steps"
         found.mkdir()
-        if arguments.what == "tracing" and on_gpus():
+        if arguments.what in ("tracing", "parts") and on_gpus():
             build(directory)
         server, traced = make_server(arguments.what, directory, rings, **how)
         with contextlib.ExitStack() as running:
@@ -243,7 +249,7 @@ def main() -> int:
                 diagnosed = traced.diagnose()[1]
                 document["diagnose"] = diagnosed["status"]
                 document["coverage"] = diagnosed["coverage"]
-                if arguments.what != "tracing":
+                if arguments.what not in ("tracing", "parts"):
                     document |= {"counted": counted(diagnosed), "notes": diagnosed["notes"]}
         workers = [
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]
@@ -254,7 +260,8 @@ def main() -> int:
     document["workers"] = rows = report(workers)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if len(rows) == arguments.shape[0] * arguments.shape[1] else 1
+    measured = {row["worker"] for row in rows}
+    return 0 if len(measured) == arguments.shape[0] * arguments.shape[1] else 1
 
 
 if __name__ == "__main__":

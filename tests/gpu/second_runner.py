@@ -3,7 +3,7 @@
     python -m tests.gpu.second_runner DIRECTORY [STAGE ...]
 
 ===========  =================================================================================
-``own``      the first runner and vLLM's own flag; requests one after the other, with kernels
+``own``      vLLM's own flag, and the runner that it needs; requests one after the other, with kernels
              whose roundings do not depend on the batch
 ``first``    the first runner and the plugin; the same requests
 ``second``   the second runner and the plugin; the same requests
@@ -12,6 +12,7 @@
              step a recorder reads the routers' choices, tokens and positions from the device;
              then the same load again without the recorder, which waits for the GPU
 ``eagle``    the same with drafts of a random EAGLE head, most of which are rejected
+``ngram``    the same with drafts that repeat earlier tokens, from vLLM 0.33 on
 ``asked``    without the flag: half of the requests ask; none of the plugin's calls may wait for
              the GPU
 ``speed``    tokens a second where all ask and where nobody does, in turns in one engine, whose
@@ -25,6 +26,7 @@ themselves. Without a GPU the stages of the second runner need ``tests/support/t
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -48,7 +50,8 @@ ALONE = ("own", "first", "second", "workers")
 """Stages in which requests are served one after the other, and whose arrays are compared."""
 PAIR = ("own2", "second2")
 """The same with two GPUs, which share layers and experts."""
-STAGES = (*ALONE, *PAIR, "load", "eagle", "asked", "speed", "speed1")
+LOADED = ("load", "eagle", "ngram")
+STAGES = (*ALONE, *PAIR, *LOADED, "asked", "speed", "speed1")
 GPU = torch.cuda.is_available()
 LARGER = {
     "hidden_size": 512,
@@ -79,11 +82,14 @@ def in_workers() -> bool:
     return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1"
 
 
-def make_engine(directory: Path, *, flag: bool, eagle: bool = False, **more: Any) -> Any:
+def make_engine(directory: Path, *, flag: bool, drafts: str = "", **more: Any) -> Any:
     """Return an engine of vLLM's in this process, whose cache is too small for its load."""
     from vllm import LLM
 
-    speculation = {"model": str(directory / "eagle"), "method": "eagle"}
+    speculation: dict[str, dict[str, Any]] = {
+        "eagle": {"model": str(directory / "eagle"), "method": "eagle"},
+        "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    }
     return LLM(
         str(directory / "model"),
         skip_tokenizer_init=True,
@@ -94,7 +100,9 @@ def make_engine(directory: Path, *, flag: bool, eagle: bool = False, **more: Any
         block_size=BLOCK,
         enforce_eager=not GPU,
         distributed_executor_backend="mp" if in_workers() else "uni",
-        speculative_config={**speculation, "num_speculative_tokens": DRAFTS} if eagle else None,
+        speculative_config={**speculation[drafts], "num_speculative_tokens": DRAFTS}
+        if drafts
+        else None,
         enable_return_routed_experts=flag,
         **({"gpu_memory_utilization": 0.12, "kv_cache_memory_bytes": 1 << 30} if GPU else {}),
         **{"num_gpu_blocks_override": BLOCKS, **more},
@@ -182,11 +190,11 @@ def check(answers: list[Any], recorder: Recorder) -> dict[str, int]:
     return counts
 
 
-def loaded(directory: Path, *, eagle: bool = False) -> dict[str, Any]:
+def loaded(directory: Path, *, drafts: str = "") -> dict[str, Any]:
     """Serve the load with the recorder, and then without it."""
     recorder = Recorder(LAYERS, TOP_K)
     recorder.install()
-    engine = make_engine(directory, flag=True, eagle=eagle)
+    engine = make_engine(directory, flag=True, drafts=drafts)
     preempted = count_preemptions()
     prompts = prompts_of(REQUESTS, 7)
     recorder.on = True
@@ -280,8 +288,8 @@ def run_stage(directory: Path, name: str) -> dict[str, Any]:
         from ncclscope_patches.vllm import routing
 
         routing.install()
-    if name in ("load", "eagle"):
-        return loaded(directory, eagle=name == "eagle")
+    if name in LOADED:
+        return loaded(directory, drafts=name if name != "load" else "")
     if name == "asked":
         return asked_only(directory)
     if name.startswith("speed"):
@@ -327,11 +335,17 @@ def write_models(directory: Path) -> None:
     save_file(weights, directory / "eagle" / "model.safetensors", metadata={"format": "pt"})
 
 
+def first_runner() -> tuple[str, ...]:
+    """Return the stages of the first model runner, which vLLM's own way needs up to 0.31."""
+    ours = ("first", "speed1")
+    return ours if importlib.util.find_spec("vllm.config.aux_output") else (*ours, "own", "own2")
+
+
 def environment_of(name: str) -> dict[str, str]:
     """Return the variables of a stage's process."""
     return {
         **os.environ,
-        "VLLM_USE_V2_MODEL_RUNNER": "0" if name in ("own", "own2", "first", "speed1") else "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0" if name in first_runner() else "1",
         "NCCLSCOPE_VLLM_ROUTED_EXPERTS": "" if name in ("own", "own2") else "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(name in ("workers", "speed", "speed1", *PAIR))),
         "VLLM_BATCH_INVARIANT": "1" if GPU and name in (*ALONE, *PAIR) else "0",

@@ -8,6 +8,7 @@ make the same steps, so they switch at the same one, without a word between them
 
 - ``tracing``: NCCL's profiler plugin and all probes of a worker, or only those probes that
   ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
+- ``parts``: the same, in turns by ``WAYS``: what records NCCL's calls apart from the rest.
 - ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
   and without. ``between`` has all markers where the next kernel waits for them, ``beside`` has none
   there.
@@ -17,7 +18,7 @@ make the same steps, so they switch at the same one, without a word between them
 - ``asking``: nothing is switched here. Steps are classified by whether all their requests ask for
   their routed experts, or none.
 
-Of each two stretches of steps one is on, which of them is drawn, from
+Of each two stretches of steps one is on (with ``parts``, each way has one), in an order drawn from
 ``NCCLSCOPE_TEST_ALTERNATE_SEED``: a load is the same each time, and with it where its longer steps
 are. ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker writes how long its steps took, in
 nanoseconds from the beginning of one to that of the next.
@@ -33,15 +34,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PERIOD = 25
-"""Steps before it is switched."""
-SETTLING = 2
+PERIOD = 8
+"""Steps before it is switched: few, as a load drifts within seconds."""
+SETTLING = 1
 """Steps after a switch that are not counted."""
 PAUSE_NS = 200_000_000
 """Nanoseconds of a step that has waited for a request."""
 WRITE_EVERY = 8 * PERIOD
 COUNTED = ("progress", "between", "beside")
 """Tracing with the calls counted by the GPU."""
+WAYS = (
+    (False, False, False),
+    (True, False, False),
+    (False, True, False),
+    (True, True, False),
+    (True,) * 3,
+)
+"""Whether pynccl's probe, NCCL's plugin, and all other probes record, in each way of ``parts``."""
 
 
 Kept = tuple[Any, str, dict[Any, Any]]
@@ -59,7 +68,9 @@ class Alternation:
     def __init__(self, what: str, directory: Path) -> None:
         self.what = what
         self.directory = directory
-        self.is_on = self.first = True
+        self.way = 1
+        """0 while it is off."""
+        self.order = [1, 0]
         self.draw = random.Random(int(os.environ.get("NCCLSCOPE_TEST_ALTERNATE_SEED", "0")))
         self.steps = 0
         self.began = 0
@@ -82,14 +93,14 @@ class Alternation:
         self.asking.difference_update(output.finished_req_ids)
         alike = len(set(own)) == 1
         if alike:
-            self.is_on = own[0]
+            self.way = int(own[0])
         return alike
 
     def _prepare(self) -> None:
         if self.is_prepared:
             return
         self.is_prepared = True
-        if self.what in ("tracing", *COUNTED):
+        if self.what in ("tracing", "parts", *COUNTED):
             from ncclscope_patches import registry
 
             only = os.environ.get("NCCLSCOPE_TEST_ALTERNATE_ONLY", "").split(",")
@@ -101,25 +112,26 @@ class Alternation:
         elif self.what == "dispatch":
             _offer_both(self)
 
-    def switch(self, on: bool) -> None:
-        """Do everything from here on the one way, or the other."""
+    def switch(self, way: int) -> None:
+        """Do everything from here on in this way; 0 is off."""
         self._prepare()
-        self.is_on = on
+        self.way = way
+        calls, plugin, rest = WAYS[way] if self.what == "parts" else (bool(way),) * 3
         for patch in self.patches:
-            patch.active = on
+            patch.active = calls if patch.name == "pynccl" else rest
         if self.plugin is not None:
-            self.plugin.set(on)
-        for owner, name, graphs in self.graphs[on]:
+            self.plugin.set(plugin)
+        for owner, name, graphs in self.graphs[bool(way)]:
             setattr(owner, name, graphs)
 
     def capture_twice(self, capture: Callable[[], int], runner: Any) -> int:
         """Capture vLLM's graphs while it is on, and again while it is off."""
         size = capture()
         on = _set_aside(runner)
-        self.switch(False)
+        self.switch(0)
         capture()
         self.graphs = _set_aside(runner), on
-        self.switch(True)
+        self.switch(1)
         return size
 
     def step(self, tokens: int, output: Any = None) -> None:
@@ -128,7 +140,7 @@ class Alternation:
         if self.last is not None:
             passed, (before, counts) = now - self.began, self.last
             if counts and passed < PAUSE_NS:
-                self.taken.append((int(self.is_on), before, passed))
+                self.taken.append((self.way, before, passed))
         self.steps += 1
         self._prepare()
         place = self.steps % PERIOD
@@ -136,11 +148,10 @@ class Alternation:
         if self.what == "asking":
             counts = output is not None and self.classify(output)
         elif place == 0:
-            if self.steps // PERIOD % 2 == 0:
-                self.first = self.draw.random() < 0.5
-                self.switch(self.first)
-            else:
-                self.switch(not self.first)
+            if not self.order:
+                self.order = list(range(len(WAYS) if self.what == "parts" else 2))
+                self.draw.shuffle(self.order)
+            self.switch(self.order.pop())
         if self.steps % WRITE_EVERY == 0:
             # Workers may be forks of the process that made this object.
             path = self.directory / f"{os.getpid()}.json"
@@ -161,7 +172,7 @@ def register() -> None:
     if getattr(Worker.execute_model, "alternating", False):
         return
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
-    if what == "tracing" and "NCCLSCOPE_TEST_ALTERNATE_ONLY" not in os.environ:
+    if what in ("tracing", "parts") and "NCCLSCOPE_TEST_ALTERNATE_ONLY" not in os.environ:
         _switch_plugin(alternation, Worker)
     if what in ("between", "beside"):
         _put_markers(in_stream=what == "between")
@@ -249,7 +260,7 @@ def _offer_both(alternation: Alternation) -> None:
         ours, own = getattr(padded, name), getattr(stock, name)
 
         def either(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return (ours if alternation.is_on else own)(self, *args, **kwargs)
+            return (ours if alternation.way else own)(self, *args, **kwargs)
 
         setattr(padded, name, either)
 

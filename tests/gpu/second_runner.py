@@ -3,8 +3,8 @@
     python -m tests.gpu.second_runner DIRECTORY [STAGE ...]
 
 ===========  =================================================================================
-``own``      vLLM's own flag, and the runner that it needs; requests one after the other, with kernels
-             whose roundings do not depend on the batch
+``own``      vLLM's own flag, and the runner that it needs; requests one after the other, with
+             kernels whose roundings do not depend on the batch
 ``first``    the first runner and the plugin; the same requests
 ``second``   the second runner and the plugin; the same requests
 ``workers``  the same, with the engine and its worker in processes of their own

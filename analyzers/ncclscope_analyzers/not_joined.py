@@ -144,8 +144,8 @@ class NotJoined:
                 candidate_ranks=sides.candidates,
                 confidence="ambiguous",
                 inferred=(
-                    f"as many ranks wait as are missing: {ranks_text(sides.waiting)} may have "
-                    f"posted an extra call, or {ranks_text(living)} may be delayed before it",
+                    f"{ranks_text(sides.waiting)} may have posted an extra call, or "
+                    f"{ranks_text(living)} may be held up before it: they made no call since",
                 ),
             )
 

@@ -7,14 +7,14 @@ normally. Where the records end earlier, agreement is reported of the records al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
 from ncclscope.analysis.failures import failure_of, failures_of
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
-from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.endings import was_interrupted
@@ -220,6 +220,12 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
             f"runs that could fill it.{agree}",
         )
     if len(resting) == len(motions):
+        if silent := _silent(case, motions):
+            return Agreement(
+                "unknown",
+                f"All ranks wait for input and have posted no call for {silent:.0f} s: a server "
+                f"without requests looks the same.{agree}",
+            )
         return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")
     if len({*moving, *resting}) == len(motions):
         return Agreement("ok", f"All ranks move. None differs from the others.{agree}")
@@ -235,6 +241,23 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         f"{sentence(ranks_text(still))} did not move for {snapshot.gap:.0f} s, and no data source "
         f"shows why.{agree}{_unseen(coverage)}",
     )
+
+
+def _silent(case: Case, motions: Mapping[int, Motion]) -> float:
+    """Return for how long ranks have waited for an input which no record and no engine explains.
+
+    Returns:
+        Seconds since the last call of any of them; 0.0 where that is less than a hang's.
+    """
+    quiet = []
+    for rank in case.run.ranks:
+        motion = motions.get(rank.rank)
+        if motion is None or motion.waits != "queue" or motion.is_served:
+            continue
+        if not rank.exited and not is_idle(rank) and rank.last_call(transfers=True):
+            quiet.append(_still_seconds(case, rank) or 0.0)
+    shortest = min(quiet, default=0.0)
+    return shortest if shortest >= case.live_stall_seconds else 0.0
 
 
 def _posted_since(run: Run, snapshot: Snapshot) -> list[int]:

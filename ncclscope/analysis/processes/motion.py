@@ -60,6 +60,7 @@ _REASONS = {
 
 
 _OWN_THREADS = "ncclscope-"
+_ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
 _STARTED = "processes that"
 
 
@@ -136,6 +137,11 @@ class Motion:
         threads = self.worker.stacks[-1].threads if self.worker.stacks else ()
         others = [one for one in threads if one.frames and one.name != self.thread]
         return all(one.name.startswith(_OWN_THREADS) for one in others)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it waits in the loop of an engine, which brings requests or none."""
+        return any(_ENGINES.search(frame.file) for frame in self.frames)
 
     @property
     def _at(self) -> Frame | None:

@@ -29,6 +29,8 @@ Tokens = npt.NDArray[np.int64]
 
 LINES = "the lines they came from"
 """The detail of a call that its call site is."""
+_STEPS = "the steps they belong to"
+_SHAPES = "the shapes of their tensors"
 FURTHEST = 64
 """Maximum shift, in calls, that is tried."""
 NEAR = 4096
@@ -74,6 +76,7 @@ class Track:
         others: Its calls on communicators that both ranks use, whose progress is the detail.
         sites: Whether call sites are the detail.
         steps: Whether engine steps are the detail.
+        shapes: Whether shapes are the detail: tensors of as many elements may differ in them.
         item: The detail in words.
     """
 
@@ -82,6 +85,7 @@ class Track:
     others: tuple[CallLog, ...]
     sites: bool
     steps: bool
+    shapes: bool
     item: str
 
     def tokens(self, start: int, stop: int, names: dict[str | None, int]) -> Tokens:
@@ -90,7 +94,7 @@ class Track:
         Args:
             start: Number of the first call.
             stop: Number after the last call.
-            names: Numbers of call sites, shared by both ranks; extended by this method.
+            names: Numbers of call sites or shapes, shared by both ranks; extended by this method.
 
         Returns:
             An array ``[stop - start, columns]``.
@@ -100,6 +104,9 @@ class Track:
         if self.sites:
             sites = self.log.sites(start, stop)
             columns.append(np.array([names.setdefault(site, len(names)) for site in sites]))
+        if self.shapes:
+            shapes = [str(call.shape) for call in self.log.span(start, stop)]
+            columns.append(np.array([names.setdefault(shape, len(names)) for shape in shapes]))
         if self.others or self.steps:
             positions = np.array(self.log.positions(start, stop), np.int64)
             columns += [_progress(other, positions) for other in self.others]
@@ -111,7 +118,12 @@ class Track:
 
 
 def tracks_of(
-    run: Run, comm: Communicator, one: tuple[Rank, CallLog], other: tuple[Rank, CallLog]
+    run: Run,
+    comm: Communicator,
+    one: tuple[Rank, CallLog],
+    other: tuple[Rank, CallLog],
+    *,
+    shapes: bool,
 ) -> Iterator[tuple[Track, Track]]:
     """Yield the details that may distinguish the calls of two ranks, the most specific first.
 
@@ -120,6 +132,7 @@ def tracks_of(
         comm: The communicator.
         one: A rank and its calls there.
         other: Another rank and its calls there.
+        shapes: Whether to decode calls for their shapes, which takes longer than the rest.
     """
     keys = (key for key in one[0].logs if key != comm.key and key in other[0].logs)
     most = max(MOST_OTHERS // len(run.communicators), 8)
@@ -127,21 +140,22 @@ def tracks_of(
     alike = _alike(run, one[0], other[0])
     sites = all(any(log.sites(log.calls, log.calls + 1)) for _, log in (one, other))
     steps = all(rank.last_step() is not None for rank, _ in (one, other))
-    ways: list[tuple[list[tuple[CallLog, CallLog]], bool, bool, str]] = []
+    ways: list[tuple[list[tuple[CallLog, CallLog]], str]] = []
     if sites:
-        ways.append(([], True, False, LINES))
+        ways.append(([], LINES))
     if steps:
-        ways.append(([], False, True, "the steps they belong to"))
+        ways.append(([], _STEPS))
     if shared:
-        ways.append((shared, False, False, "the calls between them on other communicators"))
+        ways.append((shared, "the calls between them on other communicators"))
     if alike:
-        ways.append(
-            (alike, False, False, "the calls between them on communicators of the same kinds")
-        )
-    for pairs, by_site, by_step, item in ways:
+        ways.append((alike, "the calls between them on communicators of the same kinds"))
+    if shapes:
+        ways.append(([], _SHAPES))
+    for pairs, item in ways:
+        details = item == LINES, item == _STEPS, item == _SHAPES, item
         yield (
-            Track(*one, tuple(own for own, _ in pairs), by_site, by_step, item),
-            Track(*other, tuple(theirs for _, theirs in pairs), by_site, by_step, item),
+            Track(*one, tuple(own for own, _ in pairs), *details),
+            Track(*other, tuple(theirs for _, theirs in pairs), *details),
         )
 
 

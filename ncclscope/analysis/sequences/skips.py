@@ -91,15 +91,28 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
     if alone:
         stops = difference.seq, difference.seq + 1
     one, other = run.by_rank[difference.odd[0]], run.by_rank[difference.peers[0]]
-    found = _shift(records, difference.comm, (one, odd), (other, peer), stops)
     peers = [records.logs(difference.comm.key)[number] for number in difference.peers]
-    if found is None or found.seq >= difference.seq or not _have_one_line(peers, found):
+
+    def shifted(stops: tuple[int, int]) -> Shift | None:
+        found = _shift(records, difference.comm, (one, odd), (other, peer), stops)
+        if found is None or found.seq >= difference.seq or not _have_one_line(peers, found):
+            return None
+        # Earlier differences may be in the order inside a group, which is harmless.
+        back = found.seq, difference.seq
+        return found if odd.signatures(*back) == peer.signatures(*back) else None
+
+    found = shifted(stops)
+    if found is not None and not alone:
+        same = (found.deleted, found.inserted) == (first.deleted, first.inserted)
+        found = found if same else None
+    guessed = len(difference.edits) == 1 and not first.inserted and not first.matched
+    if found is None and (alone or guessed):
+        # All ranks stopped here. An extra call may equal the one that should have come instead.
+        extra = shifted((difference.seq + 1, difference.seq))
+        found = extra if extra is not None and extra.inserted else None
+    if found is None:
         return _from_other_lines(records, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)
-    if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
-        return difference  # earlier differences are in the order inside a group, which is harmless
-    if not alone and (found.deleted, found.inserted) != (first.deleted, first.inserted):
-        return difference
     edit = Edit(0, found.inserted, 0, found.deleted, found.matched)
     rest = () if alone else difference.edits[1:]
     edits = (
@@ -326,7 +339,7 @@ def _shift(
 ) -> Shift | None:
     """Return the earliest shift that any detail shows."""
     found: list[Shift] = []
-    for odd, peer in tracks_of(records.run, comm, one, other):
+    for odd, peer in tracks_of(records.run, comm, one, other, shapes=stops is not None):
         shift = find_shift(odd, peer, stops)
         if shift is not None:
             found.append(shift)

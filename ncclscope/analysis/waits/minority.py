@@ -1,10 +1,10 @@
 """Find the minority: the ranks that wait in a call, or the ranks that have not joined it.
 
 If some members wait in a call that others never posted, the call alone only shows that the two
-sides differ. The minority has left the common sequence: few waiting ranks posted an extra call,
-few absent ranks did not join. With equal numbers no rank is identified. Other groups with the same
-role that have passed this point are stronger evidence than numbers: either they posted the call, or
-they went on without it.
+sides differ. The minority has left the common sequence: few absent ranks did not join, and few
+waiting ranks posted an extra call if the others went on without it. Otherwise no rank is
+identified. Other groups with the same role that have passed this point are stronger evidence than
+numbers: either they posted the call, or they went on without it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.sequences.habit import is_due
 from ncclscope.analysis.waits.engine_steps import counterpart, is_idle
 from ncclscope.analysis.wording import comm_text, ranks_text, verb
@@ -70,11 +71,23 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         diverging = "absent"  # whatever the numbers, they cannot come before they are resumed
     here = [rank for n in absent if (rank := case.run.by_rank.get(n)) and not rank.exited]
     log = case.run.by_rank[pending.rank].logs[pending.comm.key]
-    if diverging == "waiting" and not by_groups and here and is_due(log, pending.call):
-        diverging = ""  # the larger number makes this call here, too, if it comes
+    held = is_due(log, pending.call) or all(_is_silent(rank, pending) for rank in here)
+    if diverging == "waiting" and not by_groups and here and held:
+        diverging = ""  # the larger number may be held up, and make this call when it comes
     if by_groups == "waiting" and by_number == "absent":
         diverging, reason = "", ""  # most wait in a call that groups of the same role never post
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)
+
+
+def _is_silent(rank: Rank, pending: PendingCall) -> bool:
+    """Return whether a rank has made no call since a call was posted, and waits for no request.
+
+    Calls that are not recorded may be why it seems so.
+    """
+    if is_idle(rank) or uses_unrecorded(rank):
+        return False
+    last, since = rank.last_call(transfers=True), pending.call.time_ns
+    return not (last and last.time_ns and since and last.time_ns > since)
 
 
 def _are_stopped(case: Case, ranks: Sequence[int]) -> bool:

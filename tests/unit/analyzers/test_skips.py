@@ -55,6 +55,24 @@ def test_an_extra_call_is_found_by_them(cluster_of: ClusterOf) -> None:
     assert _named(cluster.verdict()) == ("extra_call", (2,), 6, "likely")
 
 
+@pytest.mark.parametrize(
+    ("shape", "site"), [((), "train.py:8 step"), ((1,), "train.py:8 step"), ((), "train.py:9 step")]
+)
+def test_an_extra_call_that_equals_the_next_one_is_found_where_it_is(
+    cluster_of: ClusterOf, shape: tuple[int, ...], site: str
+) -> None:
+    """It pairs with its peers' next call, and shows only where the one after that is due."""
+    cluster = cluster_of(3)
+    for _ in range(8):
+        cluster.post(cluster.everybody, "world", shape=(1,), site="train.py:9 step")
+        cluster.post(cluster.everybody, "world", "all_gather", site="train.py:10 step")
+    cluster.post([2], "world", shape=shape, site=site, done=False)
+    cluster.post(cluster.everybody, "world", shape=(1,), site="train.py:9 step", done=False)
+    cluster.post([0, 1], "world", "all_gather", site="train.py:10 step", done=False)
+
+    assert _named(cluster.verdict()) == ("extra_call", (2,), 17, "certain")
+
+
 @pytest.mark.parametrize("rounds", [10, 30])
 def test_one_rank_in_another_branch_is_no_shift(cluster_of: ClusterOf, rounds: int) -> None:
     """Its two calls equal its peers' but for the lines. With a period of three they match shifted.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
+from ncclscope.analysis.case import DEAD_SECONDS, EXITED, HEARTBEAT_ENDS, Case
 from ncclscope.analysis.given_up import given_up, have_gone_on
 from ncclscope.analysis.lost_together import as_one
 from ncclscope.analysis.missed import missed_by_engines, missed_by_launchers
@@ -307,6 +307,8 @@ class DeadRank:
         silent = HEARTBEAT_ENDS in how
         state = "dead, gone or stuck" if undumped or silent else "dead or gone"
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
+        if how == EXITED:  # nothing failed: its program came to its end
+            who = f"{sentence(rank_text(case.run, number))} exited normally without this call"
         # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
         alone = rank is not None or len(lost) == 1

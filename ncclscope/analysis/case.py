@@ -41,12 +41,13 @@ from ncclscope.analysis.waits.waits import PendingCall, Waits
 from ncclscope.model import Rank, Run
 from ncclscope.model.log import CallLog
 
-__all__ = ["GONE", "Case", "may_hold"]
+__all__ = ["EXITED", "GONE", "Case", "may_hold"]
 
 AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
+EXITED = "it exited normally"
 GONE = "its process is gone, and recorded no end"
 HEARTBEAT_ENDS = "its heartbeat ends"
 """How a text begins that concludes an end from heartbeats alone."""
@@ -344,7 +345,7 @@ class Case(Records):
             last = raised(self, rank)
             if last is not None and last[1] < AT_ONCE_SECONDS:  # a launcher caught it
                 return f"it exited after it raised {last[0]}"
-            return "it exited normally"
+            return EXITED
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"
         if self.lost_by_peers(rank):

@@ -116,6 +116,8 @@ def rank_text(run: Run, number: int) -> str:
     where = [rank.host] if rank.host else []
     if rank.pid:
         where.append(f"pid {rank.pid}")
+    if (own := rank.details.get("own_rank")) is not None:
+        where.append(f"rank {own} of its own job")
     return f"rank {number} ({', '.join(where)})"
 
 

@@ -33,6 +33,7 @@ _NOT_OF_RINGS = (
         "idle_s",
         "numbered",
         "overdue",
+        "own_rank",
     ),
     *("quiet_seconds", "stated", "still_seconds", "stopped", "timed_out"),
     *("waits_for_input", "written_ns"),

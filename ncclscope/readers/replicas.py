@@ -191,4 +191,5 @@ def _moved(rank: Rank, offset: int) -> Rank:
         )
         for key, log in rank.logs.items()
     }
-    return replace(rank, rank=rank.rank + offset, logs=logs)
+    own = {**rank.details, "own_rank": rank.rank}
+    return replace(rank, rank=rank.rank + offset, logs=logs, details=own)

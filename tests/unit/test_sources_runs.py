@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope import Run, diagnose, open_run
+from ncclscope.analysis.wording import rank_text
 from ncclscope.readers.jsonl import write_trace
 from tests.support.rings import fill, read, tracer_in
 
@@ -188,6 +189,10 @@ def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: 
         "2 processes share each rank number: the ranks of replica n are numbered from n x 2",
     )
     assert run.ranks[2].logs["k1"].call(2).seq == 2
+    assert [rank_text(run, number) for number in (1, 3)] == [
+        f"rank 1 ({run.ranks[1].host}, pid 100)",
+        f"rank 3 ({run.ranks[3].host}, pid 99, rank 1 of its own job)",
+    ]
 
 
 def test_replicas_are_distinguished_by_their_communicators(tmp_path: Path) -> None:

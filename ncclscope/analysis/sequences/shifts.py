@@ -29,8 +29,8 @@ Tokens = npt.NDArray[np.int64]
 
 LINES = "the lines they came from"
 """The detail of a call that its call site is."""
-_STEPS = "the steps they belong to"
-_SHAPES = "the shapes of their tensors"
+STEPS = "the steps they belong to"
+SHAPES = "the shapes of their tensors"
 FURTHEST = 64
 """Maximum shift, in calls, that is tried."""
 NEAR = 4096
@@ -74,18 +74,13 @@ class Track:
         rank: The rank.
         log: Its calls.
         others: Its calls on communicators that both ranks use, whose progress is the detail.
-        sites: Whether call sites are the detail.
-        steps: Whether engine steps are the detail.
-        shapes: Whether shapes are the detail: tensors of as many elements may differ in them.
-        item: The detail in words.
+        item: The detail in words. ``LINES``: call sites. ``STEPS``: engine steps. ``SHAPES``:
+            shapes, in which tensors of as many elements may differ.
     """
 
     rank: Rank
     log: CallLog
     others: tuple[CallLog, ...]
-    sites: bool
-    steps: bool
-    shapes: bool
     item: str
 
     def tokens(self, start: int, stop: int, names: dict[str | None, int]) -> Tokens:
@@ -101,16 +96,16 @@ class Track:
         """
         signatures = np.array(self.log.signatures(start, stop), np.uint64).view(np.int64)
         columns = [signatures]
-        if self.sites:
+        if self.item == LINES:
             sites = self.log.sites(start, stop)
             columns.append(np.array([names.setdefault(site, len(names)) for site in sites]))
-        if self.shapes:
+        if self.item == SHAPES:
             shapes = [str(call.shape) for call in self.log.span(start, stop)]
             columns.append(np.array([names.setdefault(shape, len(names)) for shape in shapes]))
-        if self.others or self.steps:
+        if self.others or self.item == STEPS:
             positions = np.array(self.log.positions(start, stop), np.int64)
             columns += [_progress(other, positions) for other in self.others]
-        if self.steps:
+        if self.item == STEPS:
             begins = np.array([step.position for step in self.rank.steps], np.int64)
             numbers = np.array([-1, *(step.number for step in self.rank.steps)], np.int64)
             columns.append(numbers[np.searchsorted(begins, positions, side="right")])
@@ -144,18 +139,17 @@ def tracks_of(
     if sites:
         ways.append(([], LINES))
     if steps:
-        ways.append(([], _STEPS))
+        ways.append(([], STEPS))
     if shared:
         ways.append((shared, "the calls between them on other communicators"))
     if alike:
         ways.append((alike, "the calls between them on communicators of the same kinds"))
     if shapes:
-        ways.append(([], _SHAPES))
+        ways.append(([], SHAPES))
     for pairs, item in ways:
-        details = item == LINES, item == _STEPS, item == _SHAPES, item
         yield (
-            Track(*one, tuple(own for own, _ in pairs), *details),
-            Track(*other, tuple(theirs for _, theirs in pairs), *details),
+            Track(*one, tuple(own for own, _ in pairs), item),
+            Track(*other, tuple(theirs for _, theirs in pairs), item),
         )
 
 
@@ -183,7 +177,7 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
         other = peer.tokens(start, peer_stop, names)
         both = last + 1 - start
         unequal = one[:both] != other[:both]
-        if diverging.sites and None in names:  # a line that was not recorded may be any
+        if diverging.item == LINES and None in names:  # a line that was not recorded may be any
             unequal[:, 1] &= (one[:both, 1] != names[None]) & (other[:both, 1] != names[None])
         differ = np.flatnonzero(unequal.any(axis=1))
         if not len(differ):

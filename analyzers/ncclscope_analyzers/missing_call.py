@@ -39,7 +39,7 @@ class MissingCall:
                 kind=self.name,
                 analyzer=self.name,
                 summary=_without(case, difference)
-                if difference.comm.creates_groups
+                if difference.comm.creates_groups or (habit and count == 1)
                 else (
                     f"{subject(case, difference)} skipped {plural(count, 'call')} on "
                     f"{comm_text(difference.comm)} and went on: {contrast(difference)}."
@@ -71,10 +71,11 @@ class MissingCall:
 
 
 def _without(case: Case, difference: Difference) -> str:
-    """Say that a rank did not create a group. The rank may have created the next group instead."""
+    """Say that a rank did not post a call. It may have posted the next one first instead."""
+    did = "created" if difference.comm.creates_groups else "posted"
     return (
         f"{subject(case, difference)} came to {call_text(difference.odd_call)} without "
-        f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} created as call "
+        f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} {did} as call "
         f"{difference.seq} on {comm_text(difference.comm)}: it skipped that call, or would have "
         f"posted it later."
     )

@@ -60,6 +60,21 @@ def subject_of(case: Case, ranks: Sequence[int]) -> str:
     return sentence(rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks))
 
 
+def _follows_equal_calls(case: Case, difference: Difference) -> bool:
+    """Return whether one of the equal calls before a difference could be missing, or one too many.
+
+    The diverging rank posted one call for its peers', from another line.
+    """
+    odd, peer, before = difference.odd_call, difference.peer_call, difference.seq - 1
+    log = case.logs(difference.comm.key).get(difference.peers[0])
+    if not difference.replaced or difference.first.matched or None in (odd.site, peer.site):
+        return False
+    if odd.site == peer.site or log is None or before < max(log.first, 1):
+        return False
+    last = log.call(before)
+    return (last.signature, last.site) == (peer.signature, peer.site)
+
+
 def from_difference(
     case: Case,
     difference: Difference,
@@ -120,6 +135,11 @@ def from_difference(
         thoughts.append(
             f"{count} {did} {'call' if count == 1 else 'calls'} would fit as well, with more calls "
             f"unmatched at the end"
+        )
+    if decided and _follows_equal_calls(case, difference):
+        thoughts.append(
+            f"{ranks_text(difference.odd)} may have posted another number of the equal calls "
+            f"before #{difference.seq}, and be elsewhere in the program since then"
         )
     if difference.reason is not None:
         thoughts.append(difference.reason)

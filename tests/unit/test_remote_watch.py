@@ -126,14 +126,15 @@ def test_a_hang_is_found_by_time(job: Job) -> None:
     watch, _, _, clock = watcher(job)
     for rank in range(SIZE):
         job.post(rank, count=2)
-    job.post(0)
+    for rank in range(1, SIZE):
+        job.post(rank)
     watch.poll()
     clock.now += 11.0
     poll = watch.poll()
     assert poll.status == "hung"
     assert poll.verdict is not None
     assert poll.verdict.cause is not None
-    assert (poll.verdict.cause.kind, poll.verdict.cause.diverging_ranks) == ("extra_call", (0,))
+    assert (poll.verdict.cause.kind, poll.verdict.cause.diverging_ranks) == ("not_joined", (0,))
 
 
 def test_a_rank_that_never_comes_to_the_rendezvous_is_an_alarm_once(rings: Path) -> None:

@@ -105,11 +105,11 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
     if found is not None and not alone:
         same = (found.deleted, found.inserted) == (first.deleted, first.inserted)
         found = found if same else None
-    guessed = len(difference.edits) == 1 and not first.inserted and not first.matched
-    if found is None and (alone or guessed):
-        # All ranks stopped here. An extra call may equal the one that should have come instead.
-        extra = shifted((difference.seq + 1, difference.seq))
-        found = extra if extra is not None and extra.inserted else None
+    if found is None and len(difference.edits) == 1:
+        # All ranks stopped here. Extra calls may equal those that should have come instead.
+        extra = shifted((odd.calls + 1, peer.calls + 1))
+        if extra is not None and extra.inserted and extra.matched >= first.matched:
+            found = extra
     if found is None:
         return _from_other_lines(records, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)

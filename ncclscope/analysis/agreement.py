@@ -346,4 +346,11 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             f"No rank had posted a call for {min(known):.0f} s when the processes ended, and the "
             f"records do not show whether the job was idle or hung. {_agree(case)}",
         )
+    # A process that ends by itself records that; one that is killed, or leaves by os._exit(), not.
+    if killed := [rank.rank for rank in awake if rank.alive is False]:
+        return Agreement(
+            "unknown",
+            f"{sentence(ranks_text(killed))} {'has' if len(killed) == 1 else 'have'} ended without "
+            f"recording an exit, and no record shows why. {_agree(case)}",
+        )
     return Agreement("ok", _agree(case))

@@ -303,6 +303,11 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
     )
 
 
+def _would_record_exit(rank: Rank) -> bool:
+    """Return whether a process records its exit, as NCCL's profiler plugin alone does not."""
+    return not rank.carried or "probes" in rank.details
+
+
 def _still_seconds(case: Case, rank: Rank) -> float | None:
     """Return the seconds in which no call in a ring was posted or completed."""
     seconds = rank.details.get("still_seconds")
@@ -347,7 +352,7 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             f"records do not show whether the job was idle or hung. {_agree(case)}",
         )
     # A process that ends by itself records that; one that is killed, or leaves by os._exit(), not.
-    if killed := [rank.rank for rank in awake if rank.alive is False]:
+    if killed := [one.rank for one in awake if one.alive is False and _would_record_exit(one)]:
         return Agreement(
             "unknown",
             f"{sentence(ranks_text(killed))} {'has' if len(killed) == 1 else 'have'} ended without "

@@ -40,10 +40,10 @@ class AttachCommand:
         parser.add_argument(
             "pids",
             nargs="*",
-            type=_pid,
+            type=_process,
             metavar="PID",
             help="Process ids of workers, or of launchers, in whose place the ranks that they "
-            "started are examined (default: all workers on this host, found by their title "
+            "started are examined, or a directory with their rings (default: all workers on this host, found by their title "
             "VLLM::Worker_..., by RANK in their environment, or by their ring)",
         )
         add_json_option(parser, "verdict")
@@ -95,6 +95,7 @@ class AttachCommand:
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.attach.arming import armed
         from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
+        from ncclscope.attach.recorded import living_pids, named_directory
         from ncclscope.attach.session import Options, sample_job
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.plain import plain_text
@@ -109,9 +110,14 @@ class AttachCommand:
         if arguments.redact and not arguments.output:
             raise UsageError("--redact needs a bundle to write", "name its directory with -o DIR")
         directory = check_directory(arguments.output) if arguments.output else None
+        pids: list[int] = []
+        for one in arguments.pids:
+            pids += living_pids(one) if isinstance(one, Path) else [one]
+        if not pids and arguments.arm is None and (named := named_directory()) is not None:
+            living_pids(named)  # raises if the job has ended: what else runs here is another job
         options = Options.of(
             gap,
-            pids=tuple(arguments.pids),
+            pids=tuple(pids),
             native=arguments.native,
             flight_recorder=arguments.flight_recorder,
             **({"kernel_log": Path(arguments.kernel_log)} if arguments.kernel_log else {}),
@@ -139,10 +145,13 @@ class AttachCommand:
         return verdict.exit_status
 
 
-def _pid(text: str) -> int:
+def _process(text: str) -> int | Path:
+    """Return a pid, or a directory with rings."""
     try:
         return int(text)
     except ValueError:
+        if os.path.isdir(text):
+            return Path(text)
         advice = f"; ncclscope diagnose {text} reads one" if os.path.exists(text) else ""
-        kind = "a directory or file" if advice else f"{text!r}"
+        kind = "a file" if advice else f"{text!r}"
         raise argparse.ArgumentTypeError(f"{kind} is no process id{advice}") from None

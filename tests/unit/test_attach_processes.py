@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
+from ncclscope.__main__ import main
 from ncclscope.attach.kinship import (
     group_jobs,
     meeting_points,
@@ -29,6 +30,7 @@ from ncclscope.attach.processes import (
     give_ranks,
     left_out,
 )
+from ncclscope.attach.recorded import living_pids
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
 from ncclscope.model import Transfer
@@ -485,3 +487,30 @@ def test_servers_that_transfer_between_each_other_are_one_system(tmp_path: Path)
     assert chosen(*workers[:2]) == [10, 11]
     with pytest.raises(UsageError, match="workers of 2 jobs"):
         chosen(*workers)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_attach_says_that_the_processes_of_a_directory_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    """By its name or by NCCLSCOPE_DIR; it must not examine another job instead."""
+    monkeypatch.setattr("ncclscope.attach.processes.psutil.pids", list)
+    ended = subprocess.Popen(["sleep", "0"])
+    ended.wait()
+    tracer = Tracer(tmp_path, rank=0, world_size=2, heartbeat=False, details={"pid": ended.pid})
+    tracer.close()
+    monkeypatch.setenv("NCCLSCOPE_DIR", str(tmp_path))
+
+    status = main(["attach", *([str(tmp_path)] if named else [])])
+
+    assert status == 2
+    assert f"processes that recorded into {tmp_path} have ended" in (said := capsys.readouterr().err)
+    assert f"ncclscope diagnose {tmp_path}" in said
+
+
+def test_attach_finds_the_processes_that_record_into_a_directory(tmp_path: Path) -> None:
+    tracer = Tracer(tmp_path, rank=0, world_size=2, heartbeat=False)
+    try:
+        assert living_pids(tmp_path) == (os.getpid(),)
+    finally:
+        tracer.close()

@@ -43,8 +43,9 @@ class AttachCommand:
             type=_process,
             metavar="PID",
             help="Process ids of workers, or of launchers, in whose place the ranks that they "
-            "started are examined, or a directory with their rings (default: all workers on this host, found by their title "
-            "VLLM::Worker_..., by RANK in their environment, or by their ring)",
+            "started are examined, or a directory with their rings (default: all workers on this "
+            "host, found by their title VLLM::Worker_..., by RANK in their environment, or by "
+            "their ring)",
         )
         add_json_option(parser, "verdict")
         parser.add_argument(

@@ -504,7 +504,8 @@ def test_attach_says_that_the_processes_of_a_directory_have_ended(
     status = main(["attach", *([str(tmp_path)] if named else [])])
 
     assert status == 2
-    assert f"processes that recorded into {tmp_path} have ended" in (said := capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert f"processes that recorded into {tmp_path} have ended" in said
     assert f"ncclscope diagnose {tmp_path}" in said
 
 

@@ -69,6 +69,10 @@ there. A graph with calls on several communicators writes consecutive records, o
 the order of their first calls. A record with FLAG_REPLAYED and without FIXED_REPLAY is a single
 call of a replay: a send, a receive, or a call of a graph that found no room.
 
+**Unsent call**: a record with FIXED_STEP and FIXED_UNSENT in ``fixed``. The call raised an
+exception before it was sent. The next call on its communicator has its number, and follows on the
+same hash. Readers of older releases take it for a step.
+
 **Graph entry** (graphs): u32 length, u8 kind, u8 zero, u16 checksum, then data, padded to 8 bytes.
 An entry exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in
 order of appearance. Nothing here is overwritten when the records wrap around. The kinds are
@@ -213,6 +217,8 @@ FIXED_STEP = 2
 """Not a call but a step of the engine: ``seq`` is its number, ``numel`` its tokens plus one."""
 FIXED_DUMMY = 4
 FIXED_REPLAY = 8
+FIXED_UNSENT = 16
+"""Beside FIXED_STEP: no step, but a call that was refused; its number belongs to the next call."""
 """All calls of a CUDA graph on one communicator; ``numel`` is the number of the replay."""
 
 FLAG_CAPTURED = 1

@@ -85,7 +85,15 @@ class NativeWriter(RingWriter):
         path = os.fsencode(place.path)
         self.core = core.open_ring(place.descriptor, self.capacity, device, path)
         self._part = core.part
-        for name in ("post", "post_p2p", "post_replay", "advance", "store_heartbeat", "finish"):
+        for name in (
+            "post",
+            "post_p2p",
+            "post_replay",
+            "advance",
+            "withdraw",
+            "store_heartbeat",
+            "finish",
+        ):
             setattr(self, name, getattr(self.core, name))
         return NativeInterner(self.core, self.geometry)
 

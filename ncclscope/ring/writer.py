@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import RingError
 from ncclscope.model.signature import BASE, MASK, captured, replayed
-from ncclscope.ring import layout
+from ncclscope.ring import layout, unsent
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.graph_book import GraphBook, GraphCall
@@ -309,6 +309,8 @@ class RingWriter:
         """Set the state of a record, if it has not been overwritten."""
         if position >= 0 and 0 < self.position - position <= self.capacity:
             self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
+
+    withdraw = unsent.withdraw
 
     def _guard_posts(self) -> None:
         """Put a lock around the recording methods, for an interpreter without a GIL."""

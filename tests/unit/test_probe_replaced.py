@@ -18,7 +18,7 @@ from ncclscope_patches.probes import works
 from ncclscope_patches.probes.posting import plan, put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handle, Handles
-from tests.support.rings import choose_core, tracer_in
+from tests.support.rings import choose_core, read, tracer_in
 
 
 class Tensor:
@@ -35,12 +35,20 @@ class Library:
     """Enqueues calls."""
 
     disabled = False
+    sends_first = False
+    sent = 0
 
     def reduce(self, tensor: Tensor, *, fails: bool = False) -> Work:
         """Return a work."""
+        if fails and not self.sends_first:
+            raise ValueError("the library's own")
+        self.sent += 1
         if fails:
             raise ValueError("the library's own")
         return Work()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.sent
 
 
 class Probe(Patch):
@@ -95,6 +103,25 @@ def test_errors_and_missing_arguments_are_those_of_the_method(job: Job) -> None:
     assert probe.active
     with pytest.raises(TypeError):
         library.reduce()
+
+
+@pytest.mark.parametrize(("sends_first", "calls"), [(False, 2), (True, 5)])
+def test_a_call_that_was_refused_before_it_was_sent_does_not_count(
+    job: Job, sends_first: bool, calls: int
+) -> None:
+    library, probe, tracer = job
+    one = library()
+    one.sends_first = sends_first
+    one.reduce(Tensor())
+    for _ in range(3):
+        with pytest.raises(ValueError, match="own"):
+            one.reduce(Tensor(), fails=True)
+    one.reduce(Tensor())
+
+    rank = read(tracer.path)
+    assert probe.active
+    assert [call.seq for call in rank.logs["key"].span(1, 9)] == [*range(1, calls + 1)]
+    assert (rank.records, rank.last_step()) == (5, None)
 
 
 def test_an_instance_that_is_off_records_nothing(job: Job) -> None:

@@ -185,6 +185,16 @@ static PyObject *advance(PyObject *self, PyObject *const *args, Py_ssize_t given
     Py_RETURN_NONE;
 }
 
+static PyObject *withdraw(PyObject *self, PyObject *args)
+{
+    PyObject *channel;
+    long long position;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!L", ns_channel_type, &channel, &position))
+        return NULL;
+    return PyBool_FromLong(ns_withdraw(((Channel *)channel)->channel, position));
+}
+
 /* --- texts and lists -------------------------------------------------------------------------- */
 
 /* The UTF-8 bytes of a text, as str.encode("utf-8", "replace"). */
@@ -514,6 +524,7 @@ static PyMethodDef ring_methods[] = {
     {"sizes", sizes, METH_O, "Return the place of a sizes list; 0 without room."},
     {"sizes_of", sizes_of, METH_O, "Return the sizes list at a place; None if it has expired."},
     {"text", text, METH_VARARGS, "Return the number of a text of a kind; 0 without room."},
+    {"withdraw", withdraw, METH_VARARGS, "Withdraw a call that was not sent."},
     {"write_table", write_table, METH_NOARGS, "Write the table of communicators."},
     {0},
 };

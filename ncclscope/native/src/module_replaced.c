@@ -127,6 +127,20 @@ static bool finish(const Replaced *self, const ns_recorded *call, PyObject *args
     return kept > 0 || contained(self);
 }
 
+/* Let Python withdraw the record of a call that raised an exception, which stays set. */
+static void note_raised(const Replaced *self, const ns_recorded *call)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *done = PyObject_CallMethod(self->patch, "raised", "OLO", call->handle,
+                                         (long long)call->position, error ? error : Py_None);
+    if (!done)
+        PyErr_Clear();
+    Py_XDECREF(done);
+    PyErr_Restore(type, error, trace);
+}
+
 static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keywords)
 {
     PyObject *result;
@@ -144,9 +158,11 @@ static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keyword
     } else {
         result = PyObject_Call(self->function, args, keywords);
     }
-    if (result && self->most < 0)
+    if (!result)
+        note_raised(self, &call);
+    else if (self->most < 0)
         ns_advance(call.channel->ring, call.position, COMPLETED);
-    else if (result && self->after != Py_None && !finish(self, &call, args, result))
+    else if (self->after != Py_None && !finish(self, &call, args, result))
         Py_CLEAR(result);
     Py_DECREF(call.handle);
     return result;

@@ -200,6 +200,59 @@ void ns_advance(ns_ring *ring, int64_t position, unsigned state)
     pthread_mutex_unlock(&ring->lock);
 }
 
+static uint64_t get(const unsigned char *from, size_t size)
+{
+    uint64_t value = 0;
+    memcpy(&value, from, size); /* the format and all machines that this runs on are little-endian */
+    return value;
+}
+
+/* Find the running hash before a collective; false if the record of the call before it is lost. */
+static bool hash_before(ns_ring *ring, const ns_channel *channel, uint64_t position, uint64_t *hash)
+{
+    const unsigned special = NS_FIXED_P2P | NS_FIXED_STEP;
+    *hash = 0;
+    if (channel->seq == 1)
+        return true;
+    for (uint64_t at = position; at-- > 0;) {
+        const unsigned char *record = kept(ring, (int64_t)at);
+        if (!record)
+            return false;
+        if (get(record + 56, 2) == channel->index && !(record[63] & special)) {
+            *hash = get(record + 16, 8);
+            return get(record + 24, 8) == channel->seq - 1;
+        }
+    }
+    return false;
+}
+
+bool ns_withdraw(ns_channel *channel, int64_t position)
+{
+    ns_ring *ring = channel->ring;
+    bool done = false;
+    uint64_t hash;
+    pthread_mutex_lock(&ring->lock);
+    unsigned char *record = kept(ring, position);
+    /* A table or a mark that counts the call stays, and so does the call then. */
+    if (record && get(record + 56, 2) == channel->index
+        && !(((uint64_t)position ^ ring->position) & ~ring->table_mask)) {
+        uint64_t seq = get(record + 24, 8);
+        if (record[63] & NS_FIXED_P2P) {
+            if ((done = seq == channel->p2p))
+                channel->p2p--;
+        } else if (!(record[63] & (NS_FIXED_STEP | NS_FIXED_REPLAY)) && seq == channel->seq
+                   && seq % NS_MARK_EVERY && hash_before(ring, channel, (uint64_t)position, &hash)) {
+            channel->seq--;
+            channel->hash = hash;
+            done = true;
+        }
+        if (done)
+            record[63] = NS_FIXED_STEP | NS_FIXED_UNSENT;
+    }
+    pthread_mutex_unlock(&ring->lock);
+    return done;
+}
+
 void ns_set_peer(ns_ring *ring, int64_t position, int32_t peer)
 {
     pthread_mutex_lock(&ring->lock);

@@ -26,7 +26,7 @@
 enum ns_kind { /* of a text */
     NS_COMM = 1, NS_OP, NS_DTYPE, NS_REDOP, NS_SITE, NS_SHAPE, NS_COMM_UPDATE, NS_ACTIVITY,
 };
-enum { NS_FIXED_P2P = 1, NS_FIXED_STEP = 2, NS_FIXED_DUMMY = 4, NS_FIXED_REPLAY = 8 };
+enum { NS_FIXED_P2P = 1, NS_FIXED_STEP = 2, NS_FIXED_DUMMY = 4, NS_FIXED_REPLAY = 8, NS_FIXED_UNSENT = 16 };
 enum { NS_CAPTURED = 1, NS_REPLAYED = 2 };
 
 typedef struct ns_ring ns_ring;
@@ -117,6 +117,9 @@ int64_t ns_post_step(ns_ring *ring, uint64_t number, uint64_t held, bool dummy);
  * record; -1 for a graph without collectives. `replay` counts the graph's replays. */
 int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64_t replay);
 void ns_advance(ns_ring *ring, int64_t position, unsigned state);
+/* Withdraw the newest call of a channel, which raised an exception before it was sent; false if that
+ * is no longer possible. */
+bool ns_withdraw(ns_channel *channel, int64_t position);
 /* Set the peer of a send or receive that was recorded before its peer was known. */
 void ns_set_peer(ns_ring *ring, int64_t position, int32_t peer);
 void ns_write_table(ns_ring *ring);

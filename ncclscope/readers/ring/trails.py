@@ -13,6 +13,8 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import chosen
 from ncclscope.ring.reader import CHUNK, RingFile
 
+_STEP_OR_UNSENT = layout.FIXED_STEP | layout.FIXED_UNSENT
+
 __all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "activities", "transfers"]
 
 What = TypeVar("What")
@@ -133,7 +135,7 @@ class RingSteps(_RingTrail[Step]):
                 tokens=int(record["numel"]) - 1 if record["numel"] else None,
                 dummy=bool(record["fixed"] & layout.FIXED_DUMMY),
             )
-            for record in chosen(window, window["fixed"] & layout.FIXED_STEP != 0)
+            for record in chosen(window, window["fixed"] & _STEP_OR_UNSENT == layout.FIXED_STEP)
         ]
 
 

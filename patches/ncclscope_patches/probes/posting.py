@@ -164,14 +164,19 @@ def _posting(
                     announced = bool(listeners)
             except Exception as error:
                 patch.fail(error)
-        if announced:
-            announce(handle.channel)
-            try:
+        try:
+            if announced:
+                announce(handle.channel)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    conclude()
+            else:
                 result = function(*args, **kwargs)
-            finally:
-                conclude()
-        else:
-            result = function(*args, **kwargs)
+        except Exception as error:
+            if position is not None:
+                patch.raised(handle, position, error)
+            raise
         if mark is not None:
             finish(mark, result)
         if after is not None and position is not None and position >= 0:

@@ -196,6 +196,19 @@ class Patch:
         self._replaced.append((owner, name, found, watched))
         return True
 
+    def raised(self, handle: Any, position: int, error: BaseException) -> None:
+        """Withdraw the record of a call that raised an exception before it was sent.
+
+        Args:
+            handle: The handle of its communicator, which decides.
+            position: Position of the record.
+            error: The exception.
+        """
+        try:
+            handle.withdraw(position, error)
+        except Exception as own:
+            self.fail(own)
+
     def guard(
         self,
         function: Callable[..., Any],

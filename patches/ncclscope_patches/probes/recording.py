@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -59,6 +60,12 @@ COMPLETED = 2
 _NO_MARKER = 12
 """Index into layout.LOST: calls recorded here may run on any stream."""
 _TEMPLATES_KEPT = 4096
+_OF_PEERS = re.compile(
+    r"peer|remote|connection|socket|reset|pipe|timed? ?out|abort|gloo/|nccl\w*error|cuda", re.I
+)
+"""What exceptions say that another process, or the network, may have caused."""
+_OWN = (TypeError, ValueError, NotImplementedError)
+"""Exceptions that no other process causes."""
 
 is_capturing: Callable[[], bool] | None = None
 """Return whether a graph is being captured; None without a communicator on GPUs."""
@@ -111,6 +118,26 @@ class Handle:
     def complete(self, position: int) -> None:
         """Record that the call at a position has completed."""
         self.ring.advance(position, COMPLETED)
+
+    def withdraw(self, position: int, error: BaseException) -> None:
+        """Withdraw the call at a position, if torch refused it before it was sent.
+
+        torch counts the calls of a process group as it sends them. A call that it has not counted
+        is on no peer's connection, unless calls passed the probes; then the counts differ anyway.
+        """
+        group = None if self.about is None else self.about()
+        count = getattr(group, "_get_sequence_number_for_group", None)
+        backend = "" if self.comm is None else self.comm.backend
+        # The guard has compared the call, or a marker has counted it on the GPU.
+        if count is None or self.marks is not None or self.post != self.ring.post:
+            return
+        if position < 0 or backend not in ("gloo", "nccl"):
+            return
+        if not isinstance(error, _OWN) and _OF_PEERS.search(str(error)):
+            return
+        recorded = self.channel.seq + (self.channel.p2p if backend == "gloo" else 0)
+        if count() == recorded - 1:
+            self.ring.withdraw(self.channel, position)
 
     def rename(self, label: str, ranks: Sequence[int] = ()) -> None:
         """Record the communicator's label, and its members if they were unknown."""

@@ -156,11 +156,13 @@ def join_twice(rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_world_made_again_goes_on_under_the_same_key(rings: Path) -> None:
+def test_world_made_again_is_another_communicator(rings: Path) -> None:
     run = run_ranks(__file__, "join_twice", rings)
 
     for rank in run.ranks:
-        assert [one.op for one in calls(rank)] == ["all_reduce", "barrier", "all_reduce"]
+        ops = [[one.op for one in log.span(1, 9)] for log in rank.logs.values()]
+        assert ops == [["all_reduce", "barrier"], ["all_reduce"]]
+    assert len(run.communicators) == 2
 
 
 def post_groups(rank: int) -> None:

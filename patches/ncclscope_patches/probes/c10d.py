@@ -18,7 +18,7 @@ from weakref import ref
 
 from ncclscope import native
 from ncclscope.model.signature import BARRIERS
-from ncclscope.tracing import callsite, coverage, scope, session
+from ncclscope.tracing import callsite, coverage, scope
 from ncclscope_patches.probes import group_creation, process_groups, works
 from ncclscope_patches.probes.device_streams import (
     NOWHERE_YET,
@@ -126,9 +126,7 @@ class C10dProbe(Patch):
             if not isinstance(group, module.ProcessGroup):
                 return  # this process is not a member
             if not ranks:  # the default group
-                tracer = session.current()
-                if tracer is not None:
-                    tracer.describe(rank=rank, world_size=size)
+                process_groups.join_world(rank, size)
             created_at = callsite.user_place(sys._getframe(1))
             process_groups.declare(group, ranks or range(size), created_at, timeout)
 
@@ -136,6 +134,8 @@ class C10dProbe(Patch):
             given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}
             size, rank, ranks = (given[name] for name in _HELPER[:3])
             creation = None
+            if not ranks:
+                process_groups.begin_world()
             # Functional collectives create a group with a tag on its members only.
             if ranks and not given.get("pg_tag"):
                 parent, name = module._world.default_pg, given["group_name"]

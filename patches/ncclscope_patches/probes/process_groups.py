@@ -3,6 +3,7 @@
 A communicator's key is made of what its members share: the backend, the group's name, which torch
 assigns in the same order on every rank, the members' global ranks, and the port of their store.
 The port separates replicas of a dense model: they are separate jobs with equal names and ranks.
+After destroy_process_group() torch uses the same names again, and the key has the world's number.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_ca
 __all__ = [
     "CPU_SUFFIX",
     "DEVICE_SUFFIX",
+    "begin_world",
     "declare",
     "global_ranks",
     "handles",
+    "join_world",
     "label_of",
     "name",
     "of_library",
@@ -40,6 +43,54 @@ _QUEUEING = frozenset({"hccl", "nccl", "rccl", "xccl"})
 _ON_CUDA = frozenset({"nccl", "rccl"})
 
 
+class _Worlds:
+    """The default groups that this process has made, one after the other.
+
+    Attributes:
+        count: Number of attempts, this one included.
+        job: Rank and size in the first world, or in a larger one that followed.
+        is_renumbered: Whether the process has another rank in this world than in the job.
+        of_key: By what members share: number of the newest world with such a group.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.job = (-1, 0)
+        self.is_renumbered = False
+        self.of_key: dict[str, int] = {}
+
+    def number(self, shared: str, *, is_new: bool) -> int:
+        """Return the number of a group's world; 1 if no earlier world had such a group."""
+        if is_new and shared in self.of_key:
+            self.of_key[shared] = self.count
+        return self.of_key.setdefault(shared, 1)
+
+
+_worlds = _Worlds()
+
+
+def begin_world() -> None:
+    """Note that a default group is about to be made."""
+    _worlds.count += 1
+
+
+def join_world(rank: int, size: int) -> None:
+    """Record the rank of this process, which keeps it in later worlds that are not larger.
+
+    Args:
+        rank: Its rank in the default group.
+        size: Size of that group.
+    """
+    tracer = session.current()
+    if tracer is not None and size > _worlds.job[1]:
+        _worlds.job = rank, size
+        tracer.describe(rank=rank, world_size=size)
+    _worlds.is_renumbered = rank != _worlds.job[0]
+
+
+session.on_reset(lambda: _worlds.__init__())  # type: ignore[misc]
+
+
 def declare(
     group: Any, ranks: Sequence[int], created_at: str | None = None, timeout: int = 0
 ) -> Handle:
@@ -54,7 +105,7 @@ def declare(
     handle = handles.known.get(id(group))
     if handle is not None:
         return handle
-    return handles.remember(group, _handle(group, ranks, created_at, timeout))
+    return handles.remember(group, _handle(group, ranks, created_at, timeout, is_new=True))
 
 
 def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
@@ -120,7 +171,12 @@ handles = Handles(_open)
 
 
 def _handle(
-    group: Any, ranks: Sequence[int], created_at: str | None = None, timeout: int = 0
+    group: Any,
+    ranks: Sequence[int],
+    created_at: str | None = None,
+    timeout: int = 0,
+    *,
+    is_new: bool = False,
 ) -> Handle:
     if group.size() < 2:  # a single rank waits for no peer
         return NOBODY
@@ -134,15 +190,21 @@ def _handle(
     backend = ",".join(sorted(backends))
     members = ",".join(map(str, ranks)) if ranks else str(group.size())
     shared = f"{backend}|{group.group_name}|{members}|{_port(group)}"
+    if (world := _worlds.number(shared, is_new=is_new)) > 1:
+        shared += f"|{world}"
     digest = blake2b(shared.encode(), digest_size=16)
     comm = tracer.communicator(
         key=f"c10d:{digest.hexdigest()}",
         label=_label(group),
-        ranks=ranks,
+        # Ranks of another world are not those of the job: readers find them by the places below.
+        ranks=() if _worlds.is_renumbered else ranks,
         backend=backend,
         created_at=created_at,
         timeout=timeout,
     )
+    if _worlds.count > 1:
+        place = {"comm_rank": group.rank(), "size": group.size()}
+        tracer.ring.update_channel(comm.channel, place)
     waits = True if backends <= _WAITING else False if backends <= _QUEUEING else None
     return Handle(tracer, comm, waits=waits, on_device="nccl" in backends)
 

@@ -9,7 +9,7 @@ from textwrap import shorten
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.waits.endings import failed
-from ncclscope.analysis.waits.meeting import disagreements
+from ncclscope.analysis.waits.meeting import disagreements, world_sizes
 from ncclscope.analysis.waits.noted import (
     Noted,
     given_up,
@@ -21,7 +21,7 @@ from ncclscope.analysis.waits.noted import (
     timeout_text,
 )
 from ncclscope.analysis.waits.noted import doing as doing_now
-from ncclscope.analysis.wording import plural, rank_text, ranks_text, sentence, verb
+from ncclscope.analysis.wording import comm_text, plural, rank_text, ranks_text, sentence, verb
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable
@@ -41,7 +41,10 @@ class InitStalled:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield who has not come to where ranks wait before their calls, or between them."""
-        if case.differences or case.waits.pending_calls or not _is_quiet(case):
+        if case.differences or not _is_quiet(case):
+            return
+        if case.waits.pending_calls:
+            yield from self._sizes(case)
             return  # the records of the calls show who is missing, or the job moves
         for name, judge in (
             (INIT, self._rendezvous),
@@ -103,6 +106,42 @@ class InitStalled:
             case, inside, tuple(doubles), f"{'; '.join(texts)}{missing}: {all_wait} {time}.",
             blames=True,
         )  # fmt: skip
+
+    def _sizes(self, case: Case) -> Iterable[Finding]:
+        """Yield ranks with another world size than a rank that waits for them in a call."""
+        pending = case.waits.pending_calls
+        inside = {
+            rank.rank: one
+            for rank in case.run.ranks
+            if (one := _wait(case, rank, INIT)) is not None
+        }
+        for found in world_sizes(case.run.ranks):
+            calls = {
+                number: one
+                for number, one in pending.items()
+                if {*one.absent} & {*found.few} or number in found.few
+            }
+            if not calls or not any({*found.few} <= {*one.comm.ranks} for one in calls.values()):
+                continue  # jobs of their own
+            where = [
+                f"{ranks_text([number])} waits in call {one.call.seq} on {comm_text(one.comm)}"
+                for number, one in calls.items()
+            ]
+            if inside:
+                where.append(f"{ranks_text(inside)} {_waits(inside)} in {inside[min(inside)].text}")
+            yield Finding(
+                kind=self.name,
+                summary=f"{sentence(found.text)}: {'; '.join(where[:_SHOWN])}.",
+                diverging_ranks=() if found.is_tie else found.few,
+                candidate_ranks=found.few if found.is_tie else (),
+                confidence="ambiguous" if found.is_tie else "likely",
+                analyzer=self.name,
+                evidence=(
+                    f"{found.text}, as each process recorded it",
+                    *(f"rank {number} {one.clause}" for number, one in inside.items()),
+                )[:_SHOWN],
+                accounts_for=tuple((one.comm.key, one.call.seq) for one in pending.values()),
+            )
 
     def _not_come(self, case: Case, inside: _Waiting, over: Sequence[int]) -> Finding:
         """Describe the ranks that have not come to it, or say that no record shows whose they are.

@@ -28,7 +28,7 @@ _CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
 
 def settle(case: Case, claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
     """Return the claimed findings without refined ones, and with echoes as consequences."""
-    found = _without_echoes(drop_refined(claims))
+    found = _without_accounted(_without_echoes(drop_refined(claims)))
     return _without_survived(_without_held_up(case, found))
 
 
@@ -114,6 +114,19 @@ def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
         if finding.kind == "stalled"
         and finding.comm is not None
         and (finding.comm.key, finding.seq) in unfit
+        else finding
+        for finding in found
+    ]
+
+
+def _without_accounted(found: Sequence[Finding]) -> list[Finding]:
+    """Return findings on calls that a setting of the rendezvous accounts for as consequences."""
+    accounted = {
+        call for finding in found if finding.kind == "init_stalled" for call in finding.accounts_for
+    }
+    return [
+        replace(finding, role="consequence")
+        if finding.comm is not None and (finding.comm.key, finding.seq) in accounted
         else finding
         for finding in found
     ]

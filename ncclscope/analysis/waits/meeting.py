@@ -14,7 +14,7 @@ from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
 from ncclscope.untrusted import printable
 
-__all__ = ["Disagreement", "disagreements"]
+__all__ = ["Disagreement", "disagreements", "world_sizes"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ def disagreements(ranks: Sequence[Rank]) -> Iterator[Disagreement]:
     places = {rank.rank: place for rank in ranks if (place := _place(rank))}
     # A host has several names, a port is the same for all.
     yield from _compare("the store's address", places, lambda place: place.rpartition(":")[2])
+    yield from world_sizes(ranks)
+
+
+def world_sizes(ranks: Sequence[Rank]) -> Iterator[Disagreement]:
+    """Yield who has which world size, if they differ."""
     sizes = {rank.rank: str(rank.world_size) for rank in ranks if rank.world_size}
     yield from _compare("world size", sizes, str)
 

@@ -191,7 +191,8 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
         for deleted, inserted in ((off, 0), (0, off)):
             mine, theirs = one[place + inserted :], other[place + deleted :]
             matched = min(len(mine), len(theirs))
-            if matched and np.array_equal(mine[:matched], theirs[:matched]):
+            # A few calls at the end fit with some shift of many that they are not shifted by.
+            if matched and inserted <= matched and np.array_equal(mine[:matched], theirs[:matched]):
                 if _is_other_branch(one[:both], other[:both], differ, off):
                     return None
                 return Shift(start + place, exact, deleted, inserted, matched, diverging.item)

@@ -472,3 +472,24 @@ def test_lines_that_a_rank_has_always_had_are_no_branch(cluster_of: ClusterOf) -
     cluster.post([2], "tp:0", "broadcast", root=0, site="data.py:12 send", done=False)
 
     assert _named(cluster.verdict()) == ("op_mismatch", (2,), 17, "certain")
+
+
+@pytest.mark.parametrize("diverging", [0, 1])
+def test_a_rank_with_a_batch_fewer_in_each_epoch_posted_no_extra_calls(
+    cluster_of: ClusterOf, diverging: int
+) -> None:
+    """The last two calls also fit with a shift by nine, as calls of a loop are alike."""
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        batches = 9 if rank == diverging else 10
+        epoch = [*["train.py:10 batch"] * batches, "train.py:14 epoch"]
+        made = [*epoch, *epoch][:21]
+        for number, site in enumerate(made, 1):
+            cluster.post([rank], "world", site=site, done=number < 21)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert [(one.kind, one.diverging_ranks) for one in verdict.findings] == [
+        ("not_joined", (diverging,))
+    ]

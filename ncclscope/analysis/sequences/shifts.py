@@ -191,12 +191,18 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
         for deleted, inserted in ((off, 0), (0, off)):
             mine, theirs = one[place + inserted :], other[place + deleted :]
             matched = min(len(mine), len(theirs))
-            # A few calls at the end fit with some shift of many that they are not shifted by.
-            if matched and inserted <= matched and np.array_equal(mine[:matched], theirs[:matched]):
+            if matched and np.array_equal(mine[:matched], theirs[:matched]):
+                extra = one[place : place + inserted]
+                if inserted > matched and _rows(extra) & _rows(other):
+                    continue  # a few calls at the end fit with some shift of many that are alike
                 if _is_other_branch(one[:both], other[:both], differ, off):
                     return None
                 return Shift(start + place, exact, deleted, inserted, matched, diverging.item)
     return None
+
+
+def _rows(tokens: Tokens) -> set[tuple[int, ...]]:
+    return {*map(tuple, tokens.tolist())}
 
 
 def _is_other_branch(one: Tokens, other: Tokens, differ: Tokens, off: int) -> bool:

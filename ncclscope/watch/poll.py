@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ncclscope.analysis.verdict import Verdict
+from ncclscope.model import Finding
 from ncclscope.readers.ring.cursor import RingCursor
 
 __all__ = ["Poll", "gist"]
@@ -47,6 +48,17 @@ class Poll:
     def in_trouble(self) -> bool:
         """Whether the ranks have diverged or hang."""
         return self.status in ("diverged", "hung")
+
+    @property
+    def cause(self) -> Finding | None:
+        """Cause of the divergence or hang; None without one."""
+        return self.verdict.cause if self.verdict is not None and self.in_trouble else None
+
+    @property
+    def word(self) -> str:
+        """Status in capitals, or the activity of a job that waits or is over without trouble."""
+        is_over = self.activity in ("waiting", "over") and not self.in_trouble
+        return (self.activity if is_over else self.status).upper()
 
 
 def gist(verdict: Verdict | None) -> object:

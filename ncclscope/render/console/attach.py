@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from ncclscope.analysis.processes.evidence import Evidence, absent_ranks
+from ncclscope.analysis.processes.evidence import absent_ranks
 from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.processes.stack_classes import StackClass, TreeNode, build_tree, classify
 from ncclscope.analysis.verdict import Verdict
@@ -18,15 +18,18 @@ from ncclscope.model.snapshot import Snapshot
 from ncclscope.render.console.blocks import (
     add_row,
     coverage_block,
+    folded,
     item,
     knowledge,
     plain_table,
+    right,
     section,
+    unfolded,
 )
 from ncclscope.render.console.transfers import transfer_block
 from ncclscope.render.console.verdict import render_verdict, verdict_panel
 
-__all__ = ["render_attach"]
+__all__ = ["render_attach", "stretch_of", "where_text"]
 
 _LIBRARIES = re.compile(r"nccl|c10d|gloo", re.IGNORECASE)
 """Native threads are shown if they belong to one of these communication libraries."""
@@ -41,6 +44,7 @@ _STATES = {
     "ended": "ENDED",
     "unread": "unread",
 }
+_AGREEMENT = {None: "", True: "agrees", False: "DISAGREES"}
 
 
 def render_attach(verdict: Verdict, width: int) -> RenderableType:
@@ -48,27 +52,22 @@ def render_attach(verdict: Verdict, width: int) -> RenderableType:
     snapshot = verdict.run.snapshot
     assert snapshot is not None
     motions = read_motions(snapshot)
-    parts: list[RenderableType] = []
+    stacks = [_processes(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
     if any(rank.logs for rank in verdict.run.ranks):
-        parts.append(render_verdict(verdict, width))
-        parts += [_processes(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
-        parts += _data_sources(verdict)
-        return Group(*parts)
-    parts += [_heading(snapshot), verdict_panel(verdict)]
-    parts += [_processes(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
-    parts += transfer_block(verdict.run)
+        return Group(render_verdict(verdict, width), *stacks, *_data_sources(verdict))
+    parts = [_heading(snapshot), verdict_panel(verdict), *stacks, *transfer_block(verdict.run)]
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause, "seen"))
-    parts += [*coverage_block(verdict.coverage), *_data_sources(verdict), *_notes(verdict)]
+    parts += [*coverage_block(verdict.coverage), *_data_sources(verdict)]
+    if verdict.notes:
+        parts += [section("notes"), *map(item, verdict.notes)]
     return Group(*parts)
 
 
 def _heading(snapshot: Snapshot) -> Text:
-    count = len(snapshot.workers)
-    what = "process" if count == 1 else "processes"
     return Text(
-        f"{count} {what} on {snapshot.host}, sampled for {snapshot.gap:.1f} s; "
-        "nothing was injected",
+        f"{plural(len(snapshot.workers), 'process')} on {snapshot.host}, sampled for "
+        f"{snapshot.gap:.1f} s; nothing was injected",
         style="dim",
     )
 
@@ -76,12 +75,8 @@ def _heading(snapshot: Snapshot) -> Text:
 def _processes(
     snapshot: Snapshot, motions: Mapping[int, Motion], verdict: Verdict
 ) -> RenderableType:
-    table = plain_table()
-    table.add_column("rank", justify="right")
-    table.add_column("pid", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("cpu", justify="right", no_wrap=True)
-    table.add_column("where", overflow="fold")
+    rank = Column("rank", justify="right")
+    table = plain_table(rank, right("pid"), unfolded("state"), right("cpu"), folded("where"))
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group in _groups(motions):
         one = group.motion
@@ -91,7 +86,7 @@ def _processes(
         low, high = (f(motion.cpu for motion in group.motions) for f in (min, max))
         cpu = f"{high:.0%}" if high - low < 0.05 else f"{low:.0%}-{high:.0%}"
         state = one.worker.samples[-1].state if one.worker.samples else "?"
-        where = one.text if one.frames else (_replaced(one) or _error(one) or one.text)
+        where = ("" if one.frames else _replaced(one)) or where_text(one)
         add_row(
             table,
             ranks_text(group.ranks).partition(" ")[2],
@@ -125,8 +120,11 @@ def _replaced(motion: Motion) -> str:
     return f"runs another program now{f': {name}' if name else ''}"
 
 
-def _error(motion: Motion) -> str:
-    return next((stacks.error for stacks in motion.worker.stacks if stacks.error), "")
+def where_text(motion: Motion) -> str:
+    """Return where a process is, or why its stack could not be read."""
+    if motion.frames:
+        return motion.text
+    return next((one.error for one in motion.worker.stacks if one.error), motion.text)
 
 
 def _tree(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
@@ -134,51 +132,49 @@ def _tree(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
     if not roots:
         return
     yield section("stacks of all ranks, merged", "seen; = the same twice, ~ changed")
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    lines: list[tuple[str, str, str]] = []
+    grid = Table.grid(unfolded(), unfolded(), folded(), padding=(0, 1))
     for root in roots:
-        _walk(root, 0, lines, trunk=len(roots) == 1)
-    for ranks, mark, text in lines:
-        grid.add_row(Text(f" {ranks}"), Text(mark), Text(text, overflow="fold"))
+        _walk(root, 0, grid)
     yield grid
 
 
-def _walk(node: TreeNode, indent: int, lines: list[tuple[str, str, str]], *, trunk: bool) -> None:
-    """Append the lines of a node: ranks, mark and frame.
+def stretch_of(node: TreeNode) -> list[TreeNode]:
+    """Return a node and those below it up to the first branch."""
+    stretch = [node]
+    while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
+        stretch.append(stretch[-1].children[0])
+    return stretch
+
+
+def _walk(node: TreeNode, indent: int, grid: Table) -> None:
+    """Add the rows of a node: ranks, mark and frame.
 
     A stretch without branches is shown by its last frames. The indentation grows only where the
     stacks of ranks branch.
     """
-    stretch = [node]
-    while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
-        stretch.append(stretch[-1].children[0])
+    stretch = stretch_of(node)
     shown = stretch if len(stretch) <= _TRUNK + 1 else stretch[-_TRUNK:]
     ranks = ranks_text(node.ranks).partition(" ")[2]
     mark = "=" if len(node.still) == len(node.ranks) else "~" if not node.still else "*"
-    hidden = len(stretch) - len(shown)
-    if hidden:
-        lines.append((ranks, mark, f"{'  ' * indent}... {plural(hidden, 'frame')}"))
-    for number, one in enumerate(shown):
-        first = number == 0 and not hidden
+    texts = []
+    if hidden := len(stretch) - len(shown):
+        texts.append(f"... {plural(hidden, 'frame')}")
+    for one in shown:
         frame = one.frame
         counters = " ".join(f"{name}={value}" for name, value in frame.counters.items())
         alone = f"  {counters}" if counters and len(one.ranks) == 1 else ""
-        text = f"{'  ' * indent}{frame.name}  {frame.base}:{frame.line}{alone}"
-        lines.append((ranks if first else "", mark if first else "", text))
+        texts.append(f"{frame.name}  {frame.base}:{frame.line}{alone}")
+    for text in texts:
+        line = Text(f"{'  ' * indent}{text}", overflow="fold")
+        grid.add_row(Text(f" {ranks}"), Text(mark), line)
+        ranks = mark = ""
     for child in stretch[-1].children:
-        _walk(child, indent + 1, lines, trunk=False)
+        _walk(child, indent + 1, grid)
 
 
 def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
     """Yield the C frames of one rank per group, with threads of communication libraries."""
-    table = plain_table()
-    table.show_header = False
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("thread", no_wrap=True)
-    table.add_column("frames", overflow="fold")
+    table = plain_table(right("rank"), unfolded("thread"), folded("frames"), headings=False)
     for group in classify(motion for motion in motions.values() if motion.frames):
         rows = 0
         threads = group.motion.worker.stacks[-1].threads
@@ -197,42 +193,14 @@ def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
 
 
 def _data_sources(verdict: Verdict) -> Iterable[RenderableType]:
-    yield section("data sources")
-    table = plain_table()
-    table.show_header = False
-    table.add_column("name", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("reports", overflow="fold")
-    absent = []
+    there = plain_table(unfolded("name"), unfolded("verdict"), folded("reports"), headings=False)
+    absent = plain_table(unfolded("name"), folded("reason"), headings=False)
     for one in verdict.evidence:
-        if not one.available:
-            absent.append(one)
-            continue
-        style = "red" if one.agrees is False else ""
-        add_row(table, one.name, _agreement(one), one.says, style=style)
+        table, agreement = (there, [_AGREEMENT[one.agrees]]) if one.available else (absent, [])
+        style = "red" if one.available and one.agrees is False else ""
+        add_row(table, one.name, *agreement, one.says, style=style)
         if one.enable:
-            add_row(table, "", "", f"-> {one.enable}", style="dim")
-    yield table
-    if absent:
-        yield section("not available")
-        table = plain_table()
-        table.show_header = False
-        table.add_column("name", no_wrap=True)
-        table.add_column("reason", overflow="fold")
-        for one in absent:
-            add_row(table, one.name, one.says)
-            if one.enable:
-                add_row(table, "", f"-> {one.enable}", style="dim")
-        yield table
-
-
-def _agreement(source: Evidence) -> str:
-    if source.agrees is None:
-        return ""
-    return "agrees" if source.agrees else "DISAGREES"
-
-
-def _notes(verdict: Verdict) -> Iterable[RenderableType]:
-    if verdict.notes:
-        yield section("notes")
-        yield from (item(note) for note in verdict.notes)
+            add_row(table, "", *("" for _ in agreement), f"-> {one.enable}", style="dim")
+    yield from (section("data sources"), there)
+    if absent.row_count:
+        yield from (section("not available"), absent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ncclscope.analysis.coverage import Coverage
@@ -14,16 +14,19 @@ from ncclscope.untrusted import printable
 
 __all__ = [
     "COLOURS",
-    "WORDS",
     "add_row",
     "cause_panel",
     "coverage_block",
     "duration",
+    "folded",
     "item",
     "knowledge",
     "plain_table",
+    "right",
     "section",
     "status_panel",
+    "unfolded",
+    "who_text",
 ]
 
 COLOURS = {
@@ -33,13 +36,6 @@ COLOURS = {
     "diverged": "red",
     "hung": "red",
 }
-WORDS = {
-    "ok": "OK",
-    "incomplete": "INCOMPLETE",
-    "unknown": "UNKNOWN",
-    "diverged": "DIVERGED",
-    "hung": "HUNG",
-}
 
 _UNSEEN_SHOWN = 6
 """Lines about missing records; the rest is in ``--json``."""
@@ -48,7 +44,7 @@ _UNSEEN_SHOWN = 6
 def status_panel(status: str, text: str) -> Panel:
     """Return a panel with the status and a text, for a job without a finding."""
     colour = COLOURS[status]
-    title = Text(f" {WORDS[status]} ", style=f"bold {colour}")
+    title = Text(f" {status.upper()} ", style=f"bold {colour}")
     return Panel(Text(text), title=title, title_align="left", border_style=colour)
 
 
@@ -60,20 +56,20 @@ def cause_panel(status: str, cause: Finding, more: str = "") -> Panel:
         cause: Cause of the verdict.
         more: Text to show beside the confidence.
     """
-    colour = COLOURS[status]
+    panel = status_panel(status, printable(cause.summary))
+    assert isinstance(panel.title, Text)
+    panel.title.append(f"· {cause.kind.replace('_', ' ')} ")
+    if who := who_text(cause):
+        panel.title.append(f"· {who} ")
+    panel.subtitle = f" {' · '.join(filter(None, (cause.confidence, more)))} "
+    panel.subtitle_align = "right"
+    return panel
+
+
+def who_text(cause: Finding) -> str:
+    """Return ``rank 3`` or ``one of ranks 2 3``; empty where the records single out nobody."""
     who = cause.diverging_ranks or cause.candidate_ranks
-    title = Text(f" {WORDS[status]} ", style=f"bold {colour}")
-    title.append(f"· {cause.kind.replace('_', ' ')} ")
-    if who:
-        title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
-    return Panel(
-        Text(printable(cause.summary)),
-        title=title,
-        title_align="left",
-        subtitle=f" {' · '.join(filter(None, (cause.confidence, more)))} ",
-        subtitle_align="right",
-        border_style=colour,
-    )
+    return f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}" if who else ""
 
 
 def knowledge(cause: Finding, how: str = "recorded") -> RenderableType:
@@ -129,9 +125,24 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(cell, overflow="fold") for cell in cells), style=style)
 
 
-def plain_table() -> Table:
-    """Return a table without lines."""
-    return Table(box=None, pad_edge=True, padding=(0, 1), header_style="dim")
+def plain_table(*columns: Column, headings: bool = True) -> Table:
+    """Return a table without lines; with or without ``headings`` above its columns."""
+    return Table(*columns, box=None, show_header=headings, padding=(0, 1), header_style="dim")
+
+
+def right(heading: str = "", *, least: int | None = None) -> Column:
+    """Return a column aligned to the right, on one line; ``least`` is its width in cells."""
+    return Column(heading, justify="right", no_wrap=True, min_width=least)
+
+
+def unfolded(heading: str = "") -> Column:
+    """Return a column of texts that stay on one line."""
+    return Column(heading, no_wrap=True)
+
+
+def folded(heading: str = "", *, ratio: int | None = None) -> Column:
+    """Return a column of long texts; ``ratio`` is its share of the remaining width."""
+    return Column(heading, overflow="fold", ratio=ratio)
 
 
 def duration(seconds: float) -> str:

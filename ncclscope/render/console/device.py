@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import RenderableType
+from rich.table import Column
 
 from ncclscope.analysis.processes.device_rows import device_rows
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Run
-from ncclscope.render.console.blocks import add_row, item, plain_table, section
+from ncclscope.render.console.blocks import (
+    add_row,
+    folded,
+    item,
+    plain_table,
+    right,
+    section,
+    unfolded,
+)
 
 __all__ = ["device_block"]
 
@@ -25,12 +34,9 @@ def device_block(run: Run) -> Iterator[RenderableType]:
     yield section("on the device", "recorded by the GPU")
     shown = rows if len(rows) <= MANY else [row for row in rows if row.pending.at is not None]
     enters = any(row.pending.entered is not None for row in shown)
-    table = plain_table()
-    table.add_column("rank", justify="right")
-    table.add_column("comm", no_wrap=True)
-    for heading in ("posted", *(["entered"] if enters else ()), "finished"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("where it is", overflow="fold")
+    headings = ("posted", *(["entered"] if enters else ()), "finished")
+    rank = Column("rank", justify="right")
+    table = plain_table(rank, unfolded("comm"), *map(right, headings), folded("where it is"))
     for row in shown[:MANY]:
         progress = row.pending
         counts = [progress.posted, *([progress.entered] if enters else ()), progress.finished]

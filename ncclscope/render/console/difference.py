@@ -12,6 +12,7 @@ from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Rank
 from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
 from ncclscope.parity.hunks import HunkRow, rows
+from ncclscope.render.console.blocks import folded, right, unfolded
 
 __all__ = ["render_difference", "render_rows"]
 
@@ -123,21 +124,15 @@ def render_rows(
         width: Width of the terminal in columns.
         sides: Both sides, for sequence numbers and call sites; None to show neither.
     """
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    if sides is not None:
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
-    firsts = (1, 1) if sides is None else (sides[0].first, sides[1].first)
+    numbers = [right() for _ in sides or ()]
+    columns = (unfolded(), *numbers, folded())
+    table = Table(*columns, box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     for row in found:
-        mark = "" if row.kind == "@" else row.kind
-        cells = [Text(mark)]
+        cells = ["" if row.kind == "@" else row.kind]
         if sides is not None:
-            cells.append(Text(_number(row.a, firsts[0])))
-            cells.append(Text(_number(row.b, firsts[1])))
-        cells.append(Text(_line(row, width, sides), overflow="fold"))
-        table.add_row(*cells, style=_STYLES[row.kind])
+            cells += [_number(row.a, sides[0].first), _number(row.b, sides[1].first)]
+        line = Text(_line(row, width, sides), overflow="fold")
+        table.add_row(*map(Text, cells), line, style=_STYLES[row.kind])
     return table
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ncclscope.doctor.check import Check
+from ncclscope.render.console.blocks import folded, plain_table, right, unfolded
 
 __all__ = ["render_checks"]
 
@@ -25,10 +25,7 @@ def render_checks(checks: Sequence[Check]) -> RenderableType:
     parts: list[RenderableType] = []
     for section in dict.fromkeys(check.section for check in checks):
         parts.append(Text(f"{'' if not parts else chr(10)}{section.upper()}", style="bold"))
-        table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 1))
-        table.add_column("sign", justify="right", no_wrap=True)
-        table.add_column("name", no_wrap=True)
-        table.add_column("state", overflow="fold")
+        table = plain_table(right("sign"), unfolded("name"), folded("state"), headings=False)
         for check in checks:
             if check.section != section:
                 continue

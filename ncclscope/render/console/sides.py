@@ -5,7 +5,7 @@ from __future__ import annotations
 from ncclscope.analysis.verdict import Neighbourhood
 from ncclscope.model import Call, Finding
 
-__all__ = ["aligned_sides", "differ_by_site", "equal_groups"]
+__all__ = ["aligned_sides", "differ_by_site", "shown_groups"]
 
 
 def aligned_sides(
@@ -34,16 +34,25 @@ def aligned_sides(
     return (theirs, own) if {*theirs, *own} == set(near.calls) else None
 
 
-def equal_groups(near: Neighbourhood, cause: Finding) -> list[list[int]]:
-    """Return the ranks that posted the same calls, a list for each group.
+def shown_groups(
+    near: Neighbourhood, cause: Finding, most: int
+) -> tuple[list[list[int]], list[int]]:
+    """Return the ranks that posted the same calls, a list for each group, and hidden ranks.
 
-    Diverging ranks are last.
+    Diverging ranks are last, and are always shown.
+
+    Args:
+        near: Calls around the first difference.
+        cause: Cause of the verdict.
+        most: Most groups to show.
     """
     groups: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, calls in sorted(near.calls.items()):
         signatures = tuple((seq, call.signature) for seq, call in calls.items())
         groups.setdefault(signatures, []).append(rank)
-    return sorted(groups.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
+    found = sorted(groups.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
+    shown = found if len(found) <= most else [*found[: most - 1], found[-1]]
+    return shown, [rank for ranks in found if ranks not in shown for rank in ranks]
 
 
 def differ_by_site(cause: Finding) -> bool:

@@ -9,7 +9,15 @@ from rich.console import RenderableType
 
 from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.model import Run, Transfer
-from ncclscope.render.console.blocks import add_row, duration, item, plain_table, section
+from ncclscope.render.console.blocks import (
+    add_row,
+    duration,
+    folded,
+    item,
+    plain_table,
+    right,
+    section,
+)
 from ncclscope.untrusted import printable
 
 __all__ = ["transfer_block"]
@@ -25,10 +33,8 @@ def transfer_block(run: Run) -> Iterator[RenderableType]:
     if not waiting:
         return
     yield section("transfers", "recorded")
-    table = plain_table()
-    for heading in ("request", "receiving engine", "sending engine"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("for", justify="right", no_wrap=True)
+    headings = ("request", "receiving engine", "sending engine")
+    table = plain_table(*map(folded, headings), right("for"))
     for one in itertools.islice(waiting, MANY):
         receive, send = one.receive, one.send
         end = receive or send

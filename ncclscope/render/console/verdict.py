@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ncclscope.analysis.table import Cell, Row, peer_of
@@ -25,23 +25,26 @@ from ncclscope.analysis.wording import (
     replay_text,
     shape_text,
 )
-from ncclscope.model import Call, Finding
+from ncclscope.model import Call, Finding, Run
 from ncclscope.render.console.blocks import (
     add_row,
     cause_panel,
     coverage_block,
     duration,
+    folded,
     item,
     knowledge,
     plain_table,
+    right,
     section,
     status_panel,
+    unfolded,
 )
 from ncclscope.render.console.device import device_block
-from ncclscope.render.console.sides import aligned_sides, differ_by_site, equal_groups
+from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
 from ncclscope.render.console.transfers import transfer_block
 
-__all__ = ["print_screen", "print_verdict", "render_verdict", "verdict_panel"]
+__all__ = ["input_facts", "print_screen", "print_verdict", "render_verdict", "verdict_panel"]
 
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call."""
@@ -86,21 +89,24 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
     parts += coverage_block(verdict.coverage)
     parts += _others(verdict)
     if verdict.notes:
-        parts.append(section("notes on the input"))
-        parts += [item(note) for note in verdict.notes]
+        parts += [section("notes on the input"), *map(item, verdict.notes)]
     return Group(*parts)
 
 
-def _heading(verdict: Verdict, width: int) -> Text:
-    run = verdict.run
+def input_facts(run: Run, *, recorded: bool = True) -> list[str]:
+    """Return how much was read; ``recorded`` tells whether there are records of calls."""
     hosts = len({rank.host for rank in run.ranks if rank.host})
-    lost = sum(rank.lost for rank in run.ranks)
-    parts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
+    facts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
     if hosts:
-        parts.append(plural(hosts, "host"))
-    parts.append(kept_text(run.ranks))
-    parts.append(f"{lost} overwritten" if lost else "none overwritten")
-    sources, facts = " ".join(run.sources), ", ".join(parts)
+        facts.append(plural(hosts, "host"))
+    if recorded:
+        lost = sum(rank.lost for rank in run.ranks) or "none"
+        facts += [kept_text(run.ranks), f"{lost} overwritten"]
+    return facts
+
+
+def _heading(verdict: Verdict, width: int) -> Text:
+    sources, facts = " ".join(verdict.run.sources), ", ".join(input_facts(verdict.run))
     # A long path gets a line of its own.
     between = "  " if cell_len(sources) + 2 + len(facts) <= width else "\n"
     return Text(f"{sources}{between}{facts}", style="dim")
@@ -156,16 +162,13 @@ def _with_calls(row: Row) -> Row:
 
 
 def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> Table:
-    table = plain_table()
     labels = _labels(row for _, row in groups)
-    for heading in ("rank", "host", "pid"):
-        table.add_column(heading, justify="right" if heading != "host" else "left")
     names = _label_names(verdict.table)
-    for name in names:
-        table.add_column(name, justify="right")
+    columns = [Column("rank", justify="right"), Column("host")]
+    columns += [Column(name, justify="right") for name in ("pid", *names)]
     for label in labels:
-        table.add_column(label, justify="right", no_wrap=True)
-        table.add_column("last call", overflow="fold")
+        columns += [right(label), folded("last call")]
+    table = plain_table(*columns)
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in groups:
         cells = [_group_text(group), *_who(group)]
@@ -178,22 +181,17 @@ def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> 
 
 
 def _narrow_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> Table:
-    table = plain_table()
-    table.add_column("rank", justify="right")
-    table.add_column("pid", justify="right")
-    table.add_column("comm", no_wrap=True)
-    table.add_column("calls", justify="right", no_wrap=True)
-    table.add_column("last call", overflow="fold")
+    who = [Column(heading, justify="right") for heading in ("rank", "pid")]
+    table = plain_table(*who, unfolded("comm"), right("calls"), folded("last call"))
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in groups:
         style = "bold red" if row.rank.rank in diverging else ""
-        first = True
+        name = [_group_text(group), _who(group)[1]]
         for label, cell in row.cells.items():
-            name = [_group_text(group), _who(group)[1]] if first else ["", ""]
             add_row(table, *name, label, _count(cell), _last(cell), style=style)
-            first = False
-        if first:
-            add_row(table, _group_text(group), _who(group)[1], "", "", "no calls", style=style)
+            name = ["", ""]
+        if not row.cells:
+            add_row(table, *name, "", "", "no calls", style=style)
     return table
 
 
@@ -210,11 +208,8 @@ def _aligned(
 ) -> RenderableType:
     """Return two columns, with matching calls in one line."""
     assert cause.seq is not None
-    table = plain_table()
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column(ranks_text(peers), overflow="fold", ratio=1)
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column(ranks_text(diverging), overflow="fold", ratio=1)
+    left, other = (folded(ranks_text(ranks), ratio=1) for ranks in (peers, diverging))
+    table = plain_table(right(), left, right(), other)
     by_site = differ_by_site(cause)
     for theirs, own in cause.aligned:
         same = theirs and own and theirs.signature == own.signature
@@ -237,13 +232,8 @@ def _number(call: Call | None, *, mark: bool = False) -> str:
 
 def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     """Return a column for each group of ranks that posted the same calls."""
-    groups = equal_groups(near, cause)
-    most = 2 if width < WIDE else 4
-    shown = groups[: most - 1] + groups[-1:] if len(groups) > most else groups
-    table = plain_table()
-    table.add_column("", justify="right", no_wrap=True)
-    for ranks in shown:
-        table.add_column(ranks_text(ranks), overflow="fold", ratio=1)
+    shown, hidden = shown_groups(near, cause, 2 if width < WIDE else 4)
+    table = plain_table(right(), *(folded(ranks_text(ranks), ratio=1) for ranks in shown))
     for seq in sorted({seq for calls in near.calls.values() for seq in calls}):
         here = seq == near.seq
         cells = [
@@ -251,7 +241,6 @@ def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> Renderable
             for ranks in shown
         ]
         add_row(table, f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
-    hidden = sorted(rank for ranks in groups if ranks not in shown for rank in ranks)
     if not hidden:
         return table
     return Group(table, Text(f"  not shown: {ranks_text(hidden)}", style="dim"))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from ncclscope.analysis.wording import plural, ranks_text, shape_text
+from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import State
 from ncclscope.readers.ring.cursor import RingCursor
-from ncclscope.render.console.blocks import COLOURS, cause_panel, status_panel
-from ncclscope.render.tui.entries import farthest
+from ncclscope.render.console.blocks import (
+    COLOURS,
+    cause_panel,
+    plain_table,
+    right,
+    status_panel,
+    unfolded,
+)
+from ncclscope.render.tui.entries import comm_label, farthest, last_text
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 
@@ -38,9 +44,13 @@ def render_poll(poll: Poll, width: int, height: int = 10_000, source: str = "") 
     """
     parts: list[RenderableType] = [_heading(poll, source)]
     if poll.in_trouble:
-        parts.append(_panel(poll))
+        parts.append(
+            cause_panel(poll.status, poll.cause)
+            if poll.cause is not None
+            else status_panel(poll.status, poll.status)
+        )
     if poll.ranks:
-        labels = _labels(poll.ranks)
+        labels = sorted({label for cursor in poll.ranks for label, _ in _named(cursor)})
         is_wide = _NAME_COLUMNS + _COMM_COLUMNS * len(labels) <= width
         most = max(4, (height - _OTHER_LINES) // (1 if is_wide else max(1, len(labels))))
         shown = _most_relevant(poll, most)
@@ -63,11 +73,7 @@ def one_line(poll: Poll) -> str:
 
 def _heading(poll: Poll, source: str) -> Text:
     text = Text()
-    status = poll.status
-    word = {"waiting": "WAITING", "over": "OVER"}.get(poll.activity, status.upper())
-    if poll.in_trouble:
-        word = status.upper()
-    text.append(f"{word} ", style=f"bold {COLOURS[status]}")
+    text.append(f"{poll.word} ", style=f"bold {COLOURS[poll.status]}")
     run = poll.verdict.run if poll.verdict is not None else None
     parts = []
     if poll.activity == "waiting":
@@ -84,20 +90,12 @@ def _heading(poll: Poll, source: str) -> Text:
     return text
 
 
-def _panel(poll: Poll) -> Panel:
-    assert poll.verdict is not None
-    cause = poll.verdict.cause
-    if cause is None:
-        return status_panel(poll.status, poll.status)
-    return cause_panel(poll.status, cause)
-
-
 def _most_relevant(poll: Poll, most: int) -> list[RingCursor]:
     """Return at most ``most`` ranks in order, preferring those that diverge, lag or are quiet."""
     if len(poll.ranks) <= most:
         return list(poll.ranks)
     heads = farthest(poll.ranks)
-    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
+    cause = poll.cause
     named = () if cause is None else (*cause.diverging_ranks, *cause.candidate_ranks)
 
     def weight(cursor: RingCursor) -> tuple[bool, int, float]:
@@ -109,14 +107,10 @@ def _most_relevant(poll: Poll, most: int) -> list[RingCursor]:
 
 
 def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Table:
-    table = _table()
-    for heading in ("rank", "pid"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = [right("rank"), right("pid")]
     for label in labels:
-        table.add_column(label, justify="right", no_wrap=True)
-        table.add_column("lag", justify="right", no_wrap=True, min_width=4)
-        table.add_column("last call", no_wrap=True, overflow="ellipsis")
-    table.add_column("quiet", justify="right", no_wrap=True)
+        columns += [right(label), right("lag", least=4), unfolded("last call")]
+    table = plain_table(*columns, right("quiet"))
     heads = farthest(poll.ranks)
     for cursor in shown:
         cells = dict(_named(cursor))
@@ -130,14 +124,9 @@ def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Tab
 
 
 def _narrow(poll: Poll, shown: Sequence[RingCursor]) -> Table:
-    table = _table()
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("pid", justify="right", no_wrap=True)
-    table.add_column("comm", no_wrap=True)
-    table.add_column("calls", justify="right", no_wrap=True)
-    table.add_column("lag", justify="right", no_wrap=True, min_width=4)
-    table.add_column("last call", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("quiet", justify="right", no_wrap=True)
+    last_call = Column("last call", no_wrap=True, ratio=1)
+    columns = [right("rank"), right("pid"), unfolded("comm"), right("calls")]
+    table = plain_table(*columns, right("lag", least=4), last_call, right("quiet"))
     heads = farthest(poll.ranks)
     for cursor in shown:
         style = _style(poll, cursor)
@@ -158,7 +147,7 @@ def _named(cursor: RingCursor) -> list[tuple[str, str]]:
     for key, on_comm in cursor.comm_cursors.items():
         if not (on_comm.seq or on_comm.p2p):
             continue
-        label = printable(on_comm.comm.label) or f"comm-{printable(key[-8:])}"
+        label = comm_label(on_comm.comm)
         number, free = 2, label
         while free in found:
             free, number = f"{label} #{number}", number + 1
@@ -171,12 +160,10 @@ def _cell(cursor: RingCursor, key: str, heads: dict[str, int]) -> list[str]:
     lag = heads[key] - on_comm.seq
     behind = f"\N{MINUS SIGN}{lag}" if lag else ""
     last = cursor.last(key)
-    if last is None:
-        return [str(on_comm.seq), behind, ""]
-    parts = [printable(last.op), shape_text(last.shape)]
-    if on_comm.tells and last.state is not State.COMPLETED:
-        parts.append("pending")
-    return [str(on_comm.seq), behind, " ".join(part for part in parts if part)]
+    text = last_text(last)
+    if last is not None and on_comm.tells and last.state is not State.COMPLETED:
+        text += " pending"
+    return [str(on_comm.seq), behind, text]
 
 
 def _quiet(poll: Poll, cursor: RingCursor) -> str:
@@ -187,19 +174,10 @@ def _quiet(poll: Poll, cursor: RingCursor) -> str:
 
 
 def _style(poll: Poll, cursor: RingCursor) -> str:
-    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
-    if cause is not None and cursor.rank in cause.diverging_ranks:
+    if poll.cause is not None and cursor.rank in poll.cause.diverging_ranks:
         return "bold red"
     return "dim" if cursor.over else ""
 
 
 def _rank(cursor: RingCursor) -> str:
     return str(cursor.rank) if cursor.rank >= 0 else "-"
-
-
-def _labels(ranks: Iterable[RingCursor]) -> list[str]:
-    return sorted({label for cursor in ranks for label, _ in _named(cursor)})
-
-
-def _table() -> Table:
-    return Table(box=None, pad_edge=True, padding=(0, 1), header_style="dim", expand=False)

@@ -17,14 +17,15 @@ from ncclscope.analysis.waits.wait_groups import WaitPicture, draw_waits
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
-    kept_text,
     plural,
     ranks_text,
     sentence,
     site_text,
 )
 from ncclscope.model import Call, Finding, Run
-from ncclscope.render.console.blocks import WORDS, duration
+from ncclscope.render.console.attach import stretch_of, where_text
+from ncclscope.render.console.blocks import duration, who_text
+from ncclscope.render.console.verdict import input_facts
 from ncclscope.render.html.data import page_data
 from ncclscope.render.html.graph import draw_graph
 
@@ -91,14 +92,7 @@ def _is_recorded(verdict: Verdict) -> bool:
 
 def _input(verdict: Verdict) -> list[str]:
     run = verdict.run
-    hosts = len({rank.host for rank in run.ranks if rank.host})
-    parts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
-    if hosts:
-        parts.append(plural(hosts, "host"))
-    if _is_recorded(verdict):
-        lost = sum(rank.lost for rank in run.ranks)
-        parts.append(kept_text(run.ranks))
-        parts.append(f"{lost} overwritten" if lost else "none overwritten")
+    parts = input_facts(run, recorded=_is_recorded(verdict))
     times = [call.time_ns for rank in run.ranks if (call := rank.last_call()) and call.time_ns]
     if times:
         parts.append(f"last call at {_moment(max(times))}")
@@ -117,10 +111,9 @@ def _moment(time_ns: int) -> str:
 
 def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
     cause = verdict.cause
-    found: dict[str, Any] = {"status": verdict.status, "word": WORDS[verdict.status]}
+    found: dict[str, Any] = {"status": verdict.status, "word": verdict.status.upper()}
     if cause is None:
         return {**found, "who": "", "kind": "", "first": verdict.summary, "second": ""}
-    who = cause.diverging_ranks or cause.candidate_ranks
     quiet = verdict.quiet_seconds
     second = _CONFIDENCE[cause.confidence]
     if how == "seen":
@@ -129,11 +122,10 @@ def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
         second += ", by the records alone"
     if quiet is not None and quiet >= 1:
         second += f"; there was no progress for {duration(quiet)}"
-    who_text = f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}" if who else ""
     return {
         **found,
         "kind": cause.kind.replace("_", " "),
-        "who": who_text,
+        "who": who_text(cause),
         "first": cause.summary,
         "second": f"{second}.",
         "confidence": cause.confidence,
@@ -294,7 +286,7 @@ def _stacks(verdict: Verdict) -> dict[str, Any] | None:
             {
                 "ranks": ranks_text(group.ranks),
                 "diverging": bool(diverging & set(group.ranks)),
-                "where": _where(group.motion),
+                "where": where_text(group.motion),
                 "conditions": ", ".join(sorted({one.condition for one in group.motions})),
                 "why": group.motion.why,
                 "cpu": f"{max(one.cpu for one in group.motions):.0%}",
@@ -318,17 +310,9 @@ def _stacks(verdict: Verdict) -> dict[str, Any] | None:
     }
 
 
-def _where(motion: Motion) -> str:
-    if motion.frames:
-        return motion.text
-    return next((one.error for one in motion.worker.stacks if one.error), motion.text)
-
-
 def _node(node: TreeNode) -> dict[str, Any]:
     """Return a stretch of frames without a branch, and the branches at its end."""
-    stretch = [node]
-    while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
-        stretch.append(stretch[-1].children[0])
+    stretch = stretch_of(node)
     return {
         "ranks": ranks_text(node.ranks),
         "still": len(node.still) == len(node.ranks),

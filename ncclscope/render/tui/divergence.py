@@ -9,8 +9,8 @@ from rich.text import Text
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text
 from ncclscope.model import Call, Finding
-from ncclscope.render.console.blocks import knowledge
-from ncclscope.render.console.sides import aligned_sides, differ_by_site, equal_groups
+from ncclscope.render.console.blocks import knowledge, who_text
+from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
 from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 from ncclscope.untrusted import printable
@@ -33,12 +33,9 @@ def divergence_lines(verdict: Verdict | None, note: str, width: int) -> list[Lin
     cause = verdict.cause if verdict is not None else None
     if verdict is None or cause is None:
         return drawn(Text(note, style="dim"), width)
-    who = cause.diverging_ranks or cause.candidate_ranks
-    sure = [cause.confidence, cause.kind.replace("_", " ")]
-    if who:
-        sure.append(f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}")
+    sure = (cause.confidence, cause.kind.replace("_", " "), who_text(cause), note)
     lines = drawn(Text(cause.summary, style="bold"), width)
-    lines += drawn(Text(" · ".join(filter(None, (*sure, note))), style="red"), width)
+    lines += drawn(Text(" · ".join(filter(None, sure)), style="red"), width)
     if verdict.neighbourhood is not None:
         lines += [[], *_side_by_side(_sides(verdict.neighbourhood, cause, width), cause, width)]
     return lines + drawn(knowledge(cause), width)
@@ -64,13 +61,11 @@ class _Sides:
 def _sides(near: Neighbourhood, cause: Finding, width: int) -> _Sides:
     if (sides := aligned_sides(near, cause)) is not None:
         return _Sides(tuple(map(ranks_text, sides)), tuple(cause.aligned), is_aligned=True)
-    groups = equal_groups(near, cause)  # diverging ranks are last, and are always shown
     most = _WIDE_GROUPS if width >= WIDE else _NARROW_GROUPS
-    shown = groups if len(groups) <= most else [*groups[: most - 1], groups[-1]]
+    shown, hidden = shown_groups(near, cause, most)
     seqs = sorted({seq for calls in near.calls.values() for seq in calls})
     rows = tuple(tuple(near.calls[ranks[0]].get(seq) for ranks in shown) for seq in seqs)
-    hidden = tuple(rank for ranks in groups if ranks not in shown for rank in ranks)
-    return _Sides(tuple(ranks_text(ranks) for ranks in shown), rows, hidden)
+    return _Sides(tuple(map(ranks_text, shown)), rows, tuple(hidden))
 
 
 def _side_by_side(sides: _Sides, cause: Finding, width: int) -> list[Line]:

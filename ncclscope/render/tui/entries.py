@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclscope.analysis.wording import shape_text
 from ncclscope.model import Communicator, State
 from ncclscope.readers.ring.cursor import LastCall, RingCursor
 from ncclscope.untrusted import printable, texts
@@ -17,6 +18,7 @@ __all__ = [
     "comm_entries",
     "comm_label",
     "farthest",
+    "last_text",
     "rank_entries",
 ]
 
@@ -106,6 +108,13 @@ def comm_label(comm: Communicator) -> str:
     return printable(comm.label) or f"comm-{printable(comm.key[-8:])}"
 
 
+def last_text(last: LastCall | None) -> str:
+    """Return operation and shape of a call; empty without one."""
+    if last is None:
+        return ""
+    return " ".join(filter(None, (printable(last.op), shape_text(last.shape))))
+
+
 def farthest(ranks: Iterable[RingCursor]) -> dict[str, int]:
     """Return the calls of the farthest member, by key of the communicator."""
     found: dict[str, int] = {}
@@ -137,7 +146,7 @@ def _rank_entry(
         if on_comm.seq < most[key]
     }
     quiet = max(0.0, poll.now - cursor.moved_at)
-    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
+    cause = poll.cause
     if cause is not None and cursor.rank in cause.diverging_ranks:
         mark = "!"
     elif cause is not None and cursor.rank in cause.candidate_ranks:
@@ -207,7 +216,7 @@ def _comm_entry(poll: Poll, key: str, own: tuple[RingCursor, ...], wall: float) 
     pending = tuple(cursor.rank for cursor in own if reports and key in cursor.pending())
     last = [call.time_ns for cursor in own if (call := cursor.last(key)) is not None]
     quiet = max(0.0, wall - max(last) / 1e9) if last else 0.0
-    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
+    cause = poll.cause
     mark = ""
     if cause is not None and cause.comm is not None and cause.comm.key == key:
         mark = "!"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope.analysis.wording import ranks_text, shape_text
-from ncclscope.readers.ring.cursor import LastCall
+from ncclscope.analysis.wording import ranks_text
 from ncclscope.render.console.blocks import duration
-from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label
+from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label, last_text
 from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, table
-from ncclscope.untrusted import printable
 
 __all__ = ["WIDE", "comm_lines", "place_text", "rank_lines"]
 
@@ -64,7 +62,7 @@ def rank_lines(entries: Sequence[RankEntry], picked: int, width: int) -> tuple[L
             comm_label(on_comm.comm) if on_comm is not None else "",
             str(on_comm.seq) if on_comm is not None else "",
             f"{_MINUS}{entry.lag}" if entry.lag else "",
-            _call(entry.last) or "no calls",
+            last_text(entry.last) or "no calls",
             "pending" if entry.is_pending and not cursor.over else "",
             _quiet(entry),
         ]
@@ -102,7 +100,7 @@ def comm_lines(entries: Sequence[CommEntry], picked: int, width: int) -> tuple[L
             comm_label(comm),
             _numbers(comm.ranks),
             str(entry.calls),
-            _call(entry.leader.last(comm.key)),
+            last_text(entry.leader.last(comm.key)),
             _part(entry.pending, len(comm.ranks), is_wide=is_wide),
             _behind(entry),
             duration(entry.quiet) if entry.quiet >= _QUIET_SHOWN else "",
@@ -144,12 +142,6 @@ def _on_comm(entry: RankEntry, label: str) -> str:
             lag = entry.lags.get(key)
             parts.append(f"{on_comm.seq}{f' {_MINUS}{lag}' if lag else ''}")
     return ", ".join(parts)
-
-
-def _call(last: LastCall | None) -> str:
-    if last is None:
-        return ""
-    return " ".join(part for part in (printable(last.op), shape_text(last.shape)) if part)
 
 
 def _quiet(entry: RankEntry) -> str:

@@ -116,11 +116,8 @@ class Picture:
     # --- above -------------------------------------------------------------------------------
 
     def _head(self, poll: Poll, width: int, wall: float) -> Line:
-        status = poll.status
-        word = {"waiting": "waiting", "over": "over"}.get(poll.activity, status).upper()
-        if poll.in_trouble:
-            word = status.upper()
-        style = f"bold {COLOURS[status]}{' reverse' * poll.in_trouble}"
+        word = poll.word
+        style = f"bold {COLOURS[poll.status]}{' reverse' * poll.in_trouble}"
         about = _about(poll, wall)
         clock = time.strftime("%H:%M:%S", time.localtime(wall))
         left: Line = [(f" {word} ", style), (f" {about}  ", "")]
@@ -132,7 +129,7 @@ class Picture:
         return aligned_right(left, [(f"{clock} ", "dim")], width)
 
     def _second(self, poll: Poll, width: int) -> Line:
-        cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
+        cause = poll.cause
         if cause is not None and self.board.lower != "divergence":
             return [(cropped(f" {printable(cause.summary)}", width), "red")]
         if cause is not None:
@@ -233,18 +230,11 @@ class Picture:
             shared = {
                 key for cursor in poll.ranks for key, one in cursor.comm_cursors.items() if one.seq
             }
-            where = (
-                f"on {plural(len(shared), 'communicator')}"
-                if shared
-                else "as soon as they post calls"
-            )
-            note = " ".join(
-                (
-                    "No divergence and no hang has been found.",
-                    *filter(None, [note]),
-                    f"Ranks are compared call by call, {where}.",
-                )
-            )
+            count = plural(len(shared), "communicator")
+            where = f"on {count}" if shared else "as soon as they post calls"
+            found = "No divergence and no hang has been found."
+            compared = f"Ranks are compared call by call, {where}."
+            note = " ".join(filter(None, (found, note, compared)))
         drawn = verdict, note, width
         if self._drawn != drawn:
             self._drawn = drawn
@@ -301,12 +291,10 @@ def _about(poll: Poll, wall: float) -> str:
         agree = " and agree" if poll.status == "ok" else ""
         return f"{parts[0]}, all have ended{agree}"
     if poll.in_trouble:
-        quiet = min(
-            (poll.now - cursor.moved_at for cursor in poll.ranks if not cursor.over), default=0
-        )
-        parts.append(
-            f"no progress for {duration(quiet)}" if quiet >= _QUIET_SHOWN else "still moving"
-        )
+        moved = max((one.moved_at for one in poll.ranks if not one.over), default=poll.now)
+        quiet = poll.now - moved
+        is_quiet = quiet >= _QUIET_SHOWN
+        parts.append(f"no progress for {duration(quiet)}" if is_quiet else "still moving")
     else:
         parts.append(poll.activity)
     ended = sum(cursor.over for cursor in poll.ranks)

@@ -128,7 +128,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     # What the rings show to hang is not merely late.
     hangs = recorded is not None and diagnose(recorded).in_trouble
     patience = 0.0 if hangs else options.patience
-    say(f"{_processes(len(pids))}, sampled for {options.gap:g} s")
+    say(f"{plural(len(pids), 'process')}, sampled for {options.gap:g} s")
     reader = ProcessReader(pids)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -157,7 +157,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
             placed,
             _ring_source(workers, rings),
             reader.stack_source(workers),
-            Source("proc", True, f"state and CPU time of {_processes(len(workers))}"),
+            Source("proc", True, f"state and CPU time of {plural(len(workers), 'process')}"),
             reader.gpu_source(),
             ras_source,
             kernel_source,
@@ -351,7 +351,3 @@ def _notes(placed: Sequence[Placed]) -> tuple[str, ...]:
     if max(sizes, default=0) > len(placed):
         notes.append(f"the job has {max(sizes)} ranks; {len(placed)} of them were sampled here")
     return tuple(notes)
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclscope.collect.programs import ProgramNode
+from ncclscope.collect.programs import ProgramNode, last_line
 from ncclscope.errors import InputError, NothingFoundError, UsageError
 from ncclscope.untrusted import parse, printable
 
@@ -259,9 +259,8 @@ def _ask(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"{command[0]} does not answer: {error}") from None
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        why = printable(last[0]) if last else f"status {done.returncode}"
-        raise InputError(f"{command[0]} failed: {why}")
+        last = last_line(done.stderr) or last_line(done.stdout)
+        raise InputError(f"{command[0]} failed: {printable(last) or f'status {done.returncode}'}")
     return done.stdout
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
+from ncclscope.model.text import plural
 from ncclscope.private import make_private
 from ncclscope.readers.nodes import node_notes
 from ncclscope.untrusted import printable
@@ -167,9 +168,9 @@ def _fetch(
     except (NcclscopeError, OSError) as error:
         status, reason = "failed", str(error)
     if came.files and status != "delivered":
-        reason += f"; {came.files} {'file' if came.files == 1 else 'files'} arrived before that"
+        reason += f"; {plural(came.files, 'file')} arrived before that"
     try:
-        kept = _keep(part, directory / folder) if came.files else False
+        kept = bool(came.files and part.rename(directory / folder))
     except OSError as error:
         kept, status, reason = False, "failed", str(error)
     shutil.rmtree(part, ignore_errors=True)
@@ -184,11 +185,6 @@ def _fetch(
         seconds=round(time.monotonic() - began, 3),
         notes=node_notes(directory / folder) if kept else (),
     )
-
-
-def _keep(part: Path, folder: Path) -> bool:
-    part.rename(folder)
-    return True
 
 
 def _folders(names: Iterable[str]) -> Iterator[str]:

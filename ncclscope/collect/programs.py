@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ncclscope.errors import InputError
 
-__all__ = ["ProgramNode"]
+__all__ = ["ProgramNode", "failure_of", "last_line"]
 
 _LONGEST_TALK = 1 << 16
 _END_SECONDS = 5.0
@@ -61,6 +61,23 @@ class ProgramNode:
             output.close()
 
 
+def last_line(talk: bytes | str) -> str:
+    """Return the last line of what a program has printed; empty if there is none."""
+    text = talk.decode("utf-8", "replace") if isinstance(talk, bytes) else talk
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def failure_of(talk: bytes, status: int | None, name: str) -> str:
+    """Return why a program failed, in one line; empty if it did not.
+
+    Args:
+        talk: What it has printed on stderr.
+        status: Its exit status; None while it runs.
+        name: Its name.
+    """
+    return (last_line(talk) or f"{name} exited with status {status}") if status else ""
+
+
 class _Output:
     """The output of a program, until a deadline."""
 
@@ -88,12 +105,7 @@ class _Output:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._program.wait(min(_END_SECONDS, max(0.0, self._deadline - time.monotonic())))
         self._listener.join(_END_SECONDS)
-        lines = self._talk.decode("utf-8", "replace").splitlines()
-        lines = [line.strip() for line in lines if line.strip()]
-        status = self._program.poll()
-        if not status:
-            return ""
-        return lines[-1] if lines else f"{self._name} exited with status {status}"
+        return failure_of(self._talk, self._program.poll(), self._name)
 
     def close(self) -> None:
         """Terminate the program's process group."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
+from ncclscope.collect.programs import failure_of, last_line
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.untrusted import printable
 
@@ -166,11 +167,7 @@ class Sender:
     def reason(self) -> str:
         """Return the last line of its stderr, or its status; empty if it succeeded."""
         assert self._program.stderr is not None
-        lines = self._program.stderr.read().decode("utf-8", "replace").strip().splitlines()
-        status = self._program.wait()
-        if not status:
-            return ""
-        return lines[-1] if lines else f"it exited with status {status}"
+        return failure_of(self._program.stderr.read(), self._program.wait(), "it")
 
     def end(self) -> None:
         """Kill the program."""
@@ -263,6 +260,5 @@ class _Pull:
 
 
 def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # Ray's message begins with the node's traceback and ends with the error.
-    return printable((lines[-1] if lines else type(error).__name__)[:_LONGEST_REASON])
+    return printable((last_line(str(error)) or type(error).__name__)[:_LONGEST_REASON])

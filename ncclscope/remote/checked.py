@@ -6,7 +6,7 @@ understood: half of what a node says would be a rank that seems to be behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ncclscope.ring import layout
@@ -19,6 +19,7 @@ __all__ = [
     "as_integer",
     "as_integers",
     "as_list",
+    "as_row",
     "as_text",
     "optional",
 ]
@@ -80,6 +81,11 @@ def as_list(value: Any) -> list[Any]:
     return value
 
 
-def optional(read: Callable[[Any], Value], value: Any) -> Value | None:
-    """Return a value that may be absent."""
-    return None if value is None else read(value)
+def optional(read: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
+    """Return a reader of a value that may be absent."""
+    return lambda value: None if value is None else read(value)
+
+
+def as_row(readers: Iterable[Callable[[Any], Any]], values: Iterable[Any]) -> list[Any]:
+    """Return values, each held against its reader; ValueError for more or fewer than those."""
+    return [read(value) for read, value in zip(readers, values, strict=True)]

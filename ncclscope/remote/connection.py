@@ -8,9 +8,9 @@ import selectors
 import signal
 import subprocess
 from collections import deque
-from typing import IO
+from typing import IO, cast
 
-from ncclscope.collect.programs import ProgramNode
+from ncclscope.collect.programs import ProgramNode, last_line
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.remote.frames import FAILED, GREETING, METHODS, OK, Frame, FrameReader, spell_frame
 from ncclscope.untrusted import printable
@@ -58,11 +58,8 @@ class Connection:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{self._name} cannot be run: {reason}") from None
-        assert self._program.stdin is not None
-        assert self._program.stdout is not None
-        assert self._program.stderr is not None
-        self._stdin, self._stdout = self._program.stdin, self._program.stdout
-        self._stderr = self._program.stderr
+        pipes = (self._program.stdin, self._program.stdout, self._program.stderr)
+        self._stdin, self._stdout, self._stderr = (cast("IO[bytes]", pipe) for pipe in pipes)
         self._reader = FrameReader(GREETING)
         self._unsent = bytearray()
         self._asked: deque[tuple[int, float]] = deque()
@@ -221,9 +218,7 @@ class Connection:
 
 def one_line(talk: bytes) -> str:
     """Return the last line of what a program has printed, shortened; empty if there is none."""
-    lines = [line.strip() for line in talk.decode("utf-8", "replace").splitlines()]
-    last = next((line for line in reversed(lines) if line), "")
-    return printable(last[:_LONGEST_REASON])
+    return printable(last_line(talk)[:_LONGEST_REASON])
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:

@@ -99,12 +99,12 @@ class RemoteCursor(RingCursor):
         comm_cursors = [_comm_cursor(comms, *fields) for fields in rows]
         begun = [(as_count(since), as_count(name)) for since, name in waits]
         self.rank, self.host, self.pid = as_integer(rank), as_text(host), as_integer(pid)
-        self.gpu, self.started_ns = optional(as_integer, gpu), as_integer(started_ns)
-        self.about = {"role": as_text(role), "run": optional(as_text, run)}
+        self.gpu, self.started_ns = optional(as_integer)(gpu), as_integer(started_ns)
+        self.about = {"role": as_text(role), "run": optional(as_text)(run)}
         # A clock that jumps makes no activity longer: its beginning was known before.
         self._waits = {one: self._waits.get(one, one[0] - ahead_ns) for one in begun}
         self._ahead_ns = ahead_ns
-        self._alive, self._exited = optional(as_flag, alive), as_flag(exited)
+        self._alive, self._exited = optional(as_flag)(alive), as_flag(exited)
         moved, self._mark = mark != self._mark, mark
         self.head = mark[0]
         if moved:
@@ -209,7 +209,7 @@ def _comm_cursor(
     newest = None
     if last is not None:
         op, shape, time_ns, state = last
-        shape = optional(as_integers, shape)
+        shape = optional(as_integers)(shape)
         newest = LastCall(as_text(op), shape, as_integer(time_ns), State(state))
     return (
         CommCursor(

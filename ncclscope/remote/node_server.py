@@ -34,7 +34,7 @@ from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.text import plural
 from ncclscope.readers import input_files
 from ncclscope.readers.ring.ranks import read_ring
-from ncclscope.remote.spelling import Kinds, details_of, pack, spell_steps, unpack
+from ncclscope.remote.spelling import Kinds, pack, spell_steps, unpack
 from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
@@ -127,7 +127,7 @@ class NodeServer:
     def _reduce(
         self, rank: Rank, kinds: Kinds, comms: dict[Communicator, int], graphs: dict[str, int]
     ) -> dict[str, Any]:
-        details = details_of(rank.details, _LONG)
+        details = {name: value for name, value in rank.details.items() if name not in _LONG}
         fresh = abs(time.time_ns() - (rank.last_seen_ns or 0)) < _HEARTBEAT_NS
         if rank.alive and fresh:
             # Nodes are read one after another, so the client's clock cannot decide this.
@@ -151,7 +151,7 @@ class NodeServer:
             "p2p": [
                 [
                     comms.setdefault(rank.logs[key].communicator, len(comms)),
-                    *self._last(calls, kinds),
+                    kinds.spell(newest_of(calls, 1)),
                 ]
                 for key, calls in rank.p2p.items()
                 if key in rank.logs
@@ -169,9 +169,6 @@ class NodeServer:
                 for graph in rank.graphs.values()
             ],
         }
-
-    def _last(self, calls: Sequence[Call], kinds: Kinds) -> list[Any]:
-        return [kinds.spell(newest_of(calls, 1))]
 
     # --- answering ---------------------------------------------------------------------------
 

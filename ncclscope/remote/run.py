@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,15 @@ from ncclscope.model.graphs import Graph
 from ncclscope.model.metadata import read_about
 from ncclscope.model.text import plural
 from ncclscope.readers import assemble
-from ncclscope.remote.checked import as_count, as_flag, as_hash, as_integer, as_text, optional
+from ncclscope.remote.checked import (
+    as_count,
+    as_flag,
+    as_hash,
+    as_integer,
+    as_row,
+    as_text,
+    optional,
+)
 from ncclscope.remote.fleet import Fleet, LostNodeError, Query
 from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
@@ -25,6 +33,28 @@ __all__ = ["open_remote_run", "remote_ranks"]
 
 _FLAGS = ("beating", "stopped", "waits_for_input")
 """Details that a node adds to the metadata in a ring."""
+_ABOUT: dict[str, Callable[[Any], Any]] = {
+    "rank": lambda rank: as_integer(rank) if rank < MAX_RANKS else -1,
+    "world_size": as_integer,
+    "host": as_text,
+    "pid": as_integer,
+    "gpu": optional(as_integer),
+    "labels": texts,
+    "records": as_count,
+    "lost": as_count,
+    "started_ns": optional(as_integer),
+    "last_seen_ns": optional(as_integer),
+    "exited": as_flag,
+    "alive": optional(as_flag),
+    "source": as_text,
+}
+"""Fields of a rank in the order of the message, and their readers."""
+_COUNT = optional(as_count)
+_DEVICE = (as_count, _COUNT, _COUNT, as_count, optional(as_integer), as_text)
+_ACTIVITY = (
+    *(as_text, optional(as_text), as_integer, as_integer),
+    *(as_integer, optional(as_integer)),
+)
 
 
 def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
@@ -184,35 +214,25 @@ def _rank(
     kinds: Sequence[Any],
     logs: Mapping[str, RemoteLog],
 ) -> Rank:
-    (rank, size, host, pid, gpu, labels, records, lost, started, seen, exited, alive, source) = row[
-        "about"
-    ]
+    about = dict(zip(_ABOUT, as_row(_ABOUT.values(), row["about"]), strict=True))
+    about["source"] = f"{place.node}:{about['source']}"
     return Rank(
-        rank=as_integer(rank) if rank < MAX_RANKS else -1,
-        world_size=as_integer(size),
-        host=as_text(host),
-        pid=as_integer(pid),
-        gpu=optional(as_integer, gpu),
-        labels=texts(labels),
+        **about,
         logs=logs,
         p2p={
             comms[number].key: _transfers(place, comms[number].key, spelled, kinds)
             for number, spelled in row["p2p"]
         },
-        records=as_count(records),
-        lost=as_count(lost),
-        started_ns=optional(as_integer, started),
-        last_seen_ns=optional(as_integer, seen),
-        exited=as_flag(exited),
-        alive=optional(as_flag, alive),
-        steps=RemoteTrail(place, None, read_steps(row["step"]), _steps),
-        device={comms[number].key: _device(*counts) for number, *counts in row["device"]},
+        steps=RemoteTrail(place, None, read_steps(row["step"]), lambda rows, _: read_steps(rows)),
+        device={
+            comms[number].key: DeviceProgress(*as_row(_DEVICE, counts))
+            for number, *counts in row["device"]
+        },
         orders={
-            window: optional(as_text, order)
+            window: optional(as_text)(order)
             for window, order in zip(WINDOWS, row["orders"], strict=True)
         },
-        activities={one[0]: _activity(*one) for one in row["activities"]},
-        source=f"{place.node}:{as_text(source)}",
+        activities={one[0]: Activity(*as_row(_ACTIVITY, one)) for one in row["activities"]},
         details=_details(row["details"]),
     )
 
@@ -222,38 +242,8 @@ def _details(details: Mapping[str, Any]) -> dict[str, Any]:
     return {**read_about(details), **flags}
 
 
-def _device(
-    posted: Any, finished: Any, entered: Any, handed_over: Any, finished_ns: Any, unknown: Any
-) -> DeviceProgress:
-    return DeviceProgress(
-        as_count(posted),
-        optional(as_count, finished),
-        optional(as_count, entered),
-        as_count(handed_over),
-        optional(as_integer, finished_ns),
-        as_text(unknown),
-    )
-
-
-def _activity(
-    name: Any, detail: Any, number: Any, count: Any, since_ns: Any, until_ns: Any
-) -> Activity:
-    return Activity(
-        as_text(name),
-        optional(as_text, detail),
-        as_integer(number),
-        as_integer(count),
-        as_integer(since_ns),
-        optional(as_integer, until_ns),
-    )
-
-
 def _transfers(place: NodePlace, key: str, last: Any, kinds: Sequence[Any]) -> RemoteTrail[Call]:
     def read(answer: Any, kinds: Sequence[Any]) -> list[Call]:
         return read_calls(answer, kinds, key)
 
     return RemoteTrail(place, key, read(last, kinds), read)
-
-
-def _steps(answer: Any, _kinds: Sequence[Any]) -> list[Any]:
-    return read_steps(answer)

@@ -6,9 +6,10 @@ once. Sequence numbers, positions and times are sent as differences, which compr
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -21,6 +22,7 @@ from ncclscope.remote.checked import (
     as_hash,
     as_integer,
     as_integers,
+    as_row,
     as_text,
     optional,
 )
@@ -32,13 +34,21 @@ _LEVEL = 6
 _MOST_BYTES = 1 << 28
 _MOST_MEMORY = 2 << 30
 """Most bytes that a parsed message may take; 8 ranks take less than a megabyte."""
-_KIND = (
-    *("op", "dtype", "redop", "root", "peer", "numel", "shape", "sizes", "out_shape", "site"),
-    *("captured", "graph", "signature", "out_sizes", "full_site", "user_site"),
-)
-_LISTS = ("shape", "sizes", "out_shape", "out_sizes")
-_TEXTS = ("op", "dtype", "redop", "site", "full_site", "user_site")
-_FLAGS = ("captured",)
+_NUMBER, _NUMBERS, _TEXT = optional(as_integer), optional(as_integers), optional(as_text)
+_KIND = {
+    "op": as_text,
+    **dict.fromkeys(("dtype", "redop"), _TEXT),
+    **dict.fromkeys(("root", "peer", "numel"), _NUMBER),
+    **dict.fromkeys(("shape", "sizes", "out_shape"), _NUMBERS),
+    "site": _TEXT,
+    "captured": as_flag,
+    "graph": _NUMBER,
+    "signature": as_hash,
+    "out_sizes": _NUMBERS,
+    **dict.fromkeys(("full_site", "user_site"), _TEXT),
+}
+"""Fields that all calls of a kind share, in the order of the message, and their readers."""
+_STEP = (as_count, as_count, optional(as_count), as_flag)
 
 
 def pack(document: Any) -> bytes:
@@ -109,7 +119,8 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
     ):
         fields = known.get(number)
         if fields is None:
-            fields = known[number] = _read_kind(kinds[number])
+            row = as_row(_KIND.values(), kinds[number])
+            fields = known[number] = dict(zip(_KIND, row, strict=True))
         calls.append(
             Call(
                 comm=key,
@@ -117,28 +128,12 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
                 position=position,
                 time_ns=when or None,
                 state=State(state),
-                group=optional(as_integer, groups[place]) if groups else None,
+                group=_NUMBER(groups[place]) if groups else None,
                 replay=Replay(*as_integers(replays[place])) if replays and replays[place] else None,
                 **fields,
             )
         )
     return calls
-
-
-def _read_kind(kind: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields that all calls of a kind share, by name."""
-    found: dict[str, Any] = {}
-    for name, value in zip(_KIND, kind, strict=True):
-        if name in _LISTS:
-            found[name] = optional(as_integers, value)
-        elif name in _TEXTS:
-            found[name] = optional(as_text, value)
-        else:
-            found[name] = as_flag(value) if name in _FLAGS else optional(as_integer, value)
-    if found["op"] is None:
-        raise TypeError("a call without an operation")
-    as_hash(found["signature"])
-    return found
 
 
 def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
@@ -148,30 +143,12 @@ def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
 
 def read_steps(rows: Sequence[Sequence[Any]]) -> list[Step]:
     """Return the steps of rows."""
-    return [
-        Step(as_count(number), as_count(position), optional(as_count, tokens), as_flag(dummy))
-        for number, position, tokens, dummy in rows
-    ]
-
-
-def details_of(about: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
-    """Return a process's description without the fields named in `without`."""
-    return {name: value for name, value in about.items() if name not in without}
+    return [Step(*as_row(_STEP, row)) for row in rows]
 
 
 def _differences(numbers: Sequence[int]) -> list[int]:
-    before = 0
-    found = []
-    for number in numbers:
-        found.append(number - before)
-        before = number
-    return found
+    return [number - before for before, number in zip((0, *numbers), numbers, strict=False)]
 
 
 def _sums(differences: Sequence[int]) -> list[int]:
-    total = 0
-    found = []
-    for difference in differences:
-        total += difference
-        found.append(as_count(total))
-    return found
+    return [as_count(total) for total in itertools.accumulate(differences)]

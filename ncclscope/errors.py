@@ -27,6 +27,7 @@ __all__ = [
     "NothingFoundError",
     "RingError",
     "UsageError",
+    "os_reason",
 ]
 
 
@@ -47,6 +48,11 @@ class NcclscopeError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}; {self.help}" if self.help else self.message
+
+
+def os_reason(error: OSError) -> str:
+    """Return why a system call failed, as the end of a sentence."""
+    return (error.strerror or str(error)).lower()
 
 
 class UsageError(NcclscopeError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.processes import find_workers
-from ncclscope.attach.ras import PROTOCOL, Talk, parse_address
+from ncclscope.attach.ras import Talk, parse_address
 from ncclscope.errors import InputError
 from ncclscope.untrusted import printable
 
@@ -82,8 +82,7 @@ def set_mask(address: tuple[str, int], mask: int) -> None:
     try:
         with socket.create_connection(address, timeout=1.0) as connection:
             talk = Talk(connection, time.monotonic() + _LIMIT)
-            greeting = talk.ask(f"CLIENT PROTOCOL {PROTOCOL}")
-            if not greeting.upper().startswith("SERVER PROTOCOL"):
+            if not talk.greet():
                 raise InputError(f"the server on {where} is not NCCL's RAS", "set NCCL_RAS_ADDR")
             answer = talk.ask(f"CONTROL PROFILER_MASK {mask:#x}").strip()
     except OSError as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.attach.session import JobSample
-from ncclscope.errors import DamagedFileError, UsageError
+from ncclscope.errors import DamagedFileError, UsageError, os_reason
 from ncclscope.model import Run, sites
 from ncclscope.model.snapshot import Frame, Snapshot, Source, Stacks, Thread, Worker
 from ncclscope.private import copy_private, make_private, write_private
@@ -61,8 +61,7 @@ def check_directory(path: str) -> Path:
 
 
 def _unusable(directory: Path, error: OSError) -> UsageError:
-    reason = (error.strerror or str(error)).lower()
-    return UsageError(f"{directory} cannot be used: {reason}", "name another directory")
+    return UsageError(f"{directory} cannot be used: {os_reason(error)}", "name another directory")
 
 
 def write_bundle(
@@ -144,7 +143,7 @@ def _redact_worker(worker: Worker) -> Worker:
         },
         rings=tuple(Path(ring).name for ring in worker.rings),
         stacks=tuple(
-            Stacks(tuple(_redact_thread(thread) for thread in stacks.threads), stacks.error)
+            Stacks(tuple(map(_redact_thread, stacks.threads)), stacks.error)
             for stacks in worker.stacks
         ),
         lost_peers=(),  # addresses

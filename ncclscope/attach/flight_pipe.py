@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ncclscope.dump_files import dump_files, stamp
+from ncclscope.errors import os_reason
 
 __all__ = ["PIPE_VARIABLE", "ask_for_dump", "pipe_of"]
 
@@ -66,13 +67,13 @@ def _poke(pipe: Path) -> str:
     except OSError as error:
         if error.errno == errno.ENXIO:
             return f"no process reads {pipe}"
-        return f"{pipe}: {(error.strerror or str(error)).lower()}"
+        return f"{pipe}: {os_reason(error)}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return f"{pipe} is not a FIFO"
         os.write(descriptor, b"1")
     except OSError as error:
-        return f"{pipe}: {(error.strerror or str(error)).lower()}"
+        return f"{pipe}: {os_reason(error)}"
     finally:
         os.close(descriptor)
     return ""

@@ -22,10 +22,10 @@ from typing import Any
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
 from ncclscope.untrusted import MAX_RANKS, integer, number, parse, printable
 
-__all__ = ["DEFAULT_ADDRESS", "PROTOCOL", "Talk", "ask_ras", "parse_address", "parse_answer"]
+__all__ = ["DEFAULT_ADDRESS", "Talk", "ask_ras", "parse_address", "parse_answer"]
 
 DEFAULT_ADDRESS = ("localhost", 28028)
-PROTOCOL = 2
+_PROTOCOL = 2
 _PEERS_LIMIT = 2
 """Seconds that NCCL may take to query the other processes."""
 _MOST_BYTES = 1 << 25
@@ -69,8 +69,7 @@ def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
     try:
         with socket.create_connection(address, timeout=min(1.0, limit)) as connection:
             talk = Talk(connection, deadline)
-            greeting = talk.ask(f"CLIENT PROTOCOL {PROTOCOL}")
-            if not greeting.upper().startswith("SERVER PROTOCOL"):
+            if not talk.greet():
                 return f"the server on {where} is not NCCL's RAS"
             talk.ask(f"TIMEOUT {_PEERS_LIMIT}")
             talk.ask("SET FORMAT json")
@@ -95,6 +94,11 @@ class Talk:
         self._connection = connection
         self._deadline = deadline
         self._ahead = b""
+
+    def greet(self) -> bool:
+        """Begin to talk; return whether the server is NCCL's RAS."""
+        greeting = self.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
+        return greeting.upper().startswith("SERVER PROTOCOL")
 
     def send(self, line: str) -> None:
         """Send one line."""
@@ -152,8 +156,8 @@ def _from_json(text: str, document: Mapping[str, Any]) -> RasAnswer:
     for comm in document["communicators"]:
         if not isinstance(comm, dict):
             continue
-        ranks = [_present(rank) for rank in _objects(comm.get("ranks"))]
-        ranks += [_absent(rank) for rank in _objects(comm.get("missing_ranks"))]
+        ranks = [_rank(rank, missing=False) for rank in _objects(comm.get("ranks"))]
+        ranks += [_rank(rank, missing=True) for rank in _objects(comm.get("missing_ranks"))]
         comms.append(
             RasComm(
                 hash=printable(str(comm.get("hash", ""))),
@@ -170,10 +174,10 @@ def _from_json(text: str, document: Mapping[str, Any]) -> RasAnswer:
     )
 
 
-def _present(rank: Mapping[str, Any]) -> RasRank:
+def _rank(rank: Mapping[str, Any], *, missing: bool) -> RasRank:
     status = rank.get("status")
     status = status if isinstance(status, dict) else {}
-    counts = rank.get("collective_counts")
+    counts = None if missing else rank.get("collective_counts")
     return RasRank(
         rank=number(rank.get("rank")),
         host=printable(str(rank.get("host", ""))),
@@ -183,19 +187,10 @@ def _present(rank: Mapping[str, Any]) -> RasRank:
             for name, value in (counts.items() if isinstance(counts, dict) else ())
             if (count := integer(value)) is not None
         },
-        async_error=integer(status.get("async_error")) or 0,
-        aborted=status.get("abort_flag") is True,
-    )
-
-
-def _absent(rank: Mapping[str, Any]) -> RasRank:
-    status = rank.get("status")
-    return RasRank(
-        rank=number(rank.get("rank")),
-        host=printable(str(rank.get("host", ""))),
-        pid=number(rank.get("pid"), _MOST_PIDS),
-        missing=True,
-        dead=isinstance(status, dict) and status.get("considered_dead") is True,
+        async_error=0 if missing else integer(status.get("async_error")) or 0,
+        aborted=not missing and status.get("abort_flag") is True,
+        missing=missing,
+        dead=missing and status.get("considered_dead") is True,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
-from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
+from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError, os_reason
 from ncclscope.model.text import plural
 from ncclscope.private import make_private
 from ncclscope.readers.nodes import node_notes
@@ -101,9 +101,8 @@ def make_target(directory: Path) -> None:
         if any(directory.iterdir()):
             raise UsageError(f"{directory} is not empty", "name a new directory with -o")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
         raise UsageError(
-            f"{directory} cannot be used: {reason}", "name another directory"
+            f"{directory} cannot be used: {os_reason(error)}", "name another directory"
         ) from None
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from pathlib import Path
 
-from ncclscope.commands.options import add_json_option, print_json, say
+from ncclscope.commands.options import add_json_option, add_seconds_option, print_json, say
 from ncclscope.errors import UsageError
 
 __all__ = ["AttachCommand"]
@@ -59,13 +58,11 @@ class AttachCommand:
             action="store_true",
             help="Leave folders, command lines and environments out of DIR",
         )
-        parser.add_argument(
+        add_seconds_option(
+            parser,
             "--gap",
-            type=float,
-            default=None,
-            metavar="SECONDS",
-            help="Sample the processes for SECONDS (default: 2, extended to 10 while a late rank "
-            "may still arrive); with 10 s or more, ranks that have not moved are reported as hung",
+            "Sample the processes for SECONDS (default: 2, extended to 10 while a late rank may "
+            "still arrive); with 10 s or more, ranks that have not moved are reported as hung",
         )
         parser.add_argument(
             "--native", action="store_true", help="Read C frames and NCCL's threads with pystack"
@@ -104,7 +101,7 @@ class AttachCommand:
         from ncclscope.render.console.verdict import print_screen
 
         gap = arguments.gap
-        if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):
+        if gap is not None and not 0 <= gap <= 3600:
             raise UsageError("--gap is a number of seconds from 0 to 3600")
         if arguments.arm is not None and not 0 <= arguments.arm <= 3600:
             raise UsageError("--arm takes a number of seconds from 0 to 3600")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import add_json_option, print_json
+from ncclscope.commands.options import add_json_option, add_stall_option, print_json
 from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
@@ -58,14 +58,7 @@ class CheckCommand:
             help="Print text, text with GitHub annotations, or JUnit XML (default: text)",
         )
         add_json_option(output)
-        parser.add_argument(
-            "--stall-after",
-            type=_seconds,
-            default=2.0,
-            metavar="SECONDS",
-            help="Report ranks as stuck that waited SECONDS or more before their process ended "
-            "(default: 2)",
-        )
+        add_stall_option(parser, read=_seconds)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import add_json_option, print_json, say
+from ncclscope.commands.options import (
+    add_json_option,
+    add_program_options,
+    add_ray_address_option,
+    add_seconds_option,
+    check_seconds,
+    own_program,
+    print_json,
+    say,
+)
 from ncclscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,13 +79,8 @@ class CollectCommand:
         where.add_argument(
             "--ray", action="store_true", help="Collect from each node of a Ray cluster"
         )
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=120.0,
-            metavar="SECONDS",
-            help="Timeout per node in seconds (default: 120)",
-        )
+        timeout = "Timeout per node in seconds (default: 120)"
+        add_seconds_option(parser, "--timeout", timeout, 120.0)
         parser.add_argument(
             "--parallel",
             type=int,
@@ -89,25 +91,12 @@ class CollectCommand:
         parser.add_argument(
             "--no-stacks", action="store_true", help="Collect files only; skip process stacks"
         )
-        parser.add_argument(
-            "--gap",
-            type=float,
-            metavar="SECONDS",
-            help="Sample stacks for SECONDS (default: 2 to 10, as `attach`)",
-        )
-        parser.add_argument(
-            "--command",
-            dest="program",
-            default="",
-            metavar="CMD",
-            help="Start ncclscope on a node by CMD (default: the one that runs here; in a "
+        gap = "Sample stacks for SECONDS (default: 2 to 10, as `attach`)"
+        add_seconds_option(parser, "--gap", gap)
+        add_program_options(
+            parser,
+            "Start ncclscope on a node by CMD (default: the one that runs here; in a "
             "pod python3 -m ncclscope)",
-        )
-        parser.add_argument(
-            "--ssh-command",
-            default="",
-            metavar="CMD",
-            help="Run CMD as ssh, with its options (default: ssh)",
         )
         parser.add_argument(
             "-n",
@@ -121,22 +110,15 @@ class CollectCommand:
             help="Collect from CONTAINER of each pod (default: the pod's)",
         )
         parser.add_argument("--image", default="", help="Run in an ephemeral container of IMAGE")
-        parser.add_argument(
-            "--ray-address",
-            default="auto",
-            metavar="ADDRESS",
-            help="Connect to the Ray cluster at ADDRESS (default: auto)",
-        )
+        add_ray_address_option(parser)
         add_json_option(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Collect from all nodes and report each delivery."""
         from ncclscope.collect.node import Wanted
 
-        for name, least, most in (("timeout", 0.1, 86_400.0), ("gap", 0.0, 3600.0)):
-            value = getattr(arguments, name)
-            if value is not None and not (math.isfinite(value) and least <= value <= most):
-                raise UsageError(f"--{name} must be from {least:g} to {most:g} seconds")
+        check_seconds(arguments, "timeout", 0.1, 86_400.0)
+        check_seconds(arguments, "gap", 0.0, 3600.0)
         if not 1 <= arguments.parallel <= 1024:
             raise UsageError("--parallel must be from 1 to 1024")
         wanted = Wanted(tuple(arguments.paths), not arguments.no_stacks, arguments.gap)
@@ -230,10 +212,7 @@ def _remote(arguments: argparse.Namespace, pods: object = None) -> list[str]:
     from ncclscope.collect.commands import TARGET_ROOT, own_command
 
     paths = list(arguments.paths)
-    try:
-        program = shlex.split(arguments.program)
-    except ValueError as error:
-        raise UsageError(f"--command: {error}") from None
+    program = own_program(arguments)
     if not program:
         program = ["python3", "-m", "ncclscope"] if pods is not None else list(own_command())
     if arguments.image:

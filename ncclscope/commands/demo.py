@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclscope import lab
-from ncclscope.commands.options import add_json_option, print_json, say
+from ncclscope.commands.options import add_json_option, add_seconds_option, print_json, say
 from ncclscope.lab.plan import Program
 
 if TYPE_CHECKING:
@@ -67,13 +67,8 @@ class DemoCommand:
             "--dir", type=Path, help="Keep the rings in DIR, for `ncclscope diagnose`"
         )
         add_json_option(parser, "verdict")
-        parser.add_argument(
-            "--stall-after",
-            type=float,
-            default=3.0,
-            metavar="SECONDS",
-            help="Report a hang after SECONDS without progress (default: 3)",
-        )
+        hang = "Report a hang after SECONDS without progress (default: 3)"
+        add_seconds_option(parser, "--stall-after", hang, 3.0)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the faulty program, kill it, and print the verdict beside the injected fault."""
@@ -127,12 +122,8 @@ class DemoCommand:
         planted = program.planted()
         named = agrees(verdict, planted)
         if arguments.json:
-            document = verdict.to_dict()
-            document["planted"] = planted
-            document["agrees"] = named
-            if recorded:
-                document["recorded"] = True
-            print_json(document)
+            more = {"recorded": True} if recorded else {}
+            print_json({**verdict.to_dict(), "planted": planted, "agrees": named, **more})
         else:
             _print(verdict, planted, named)
         return 0 if named else 1
@@ -227,8 +218,6 @@ def _print(verdict: Verdict, planted: Mapping[str, Any], named: bool) -> None:
     print_verdict(verdict, console)
     console.print(Text("\nPLANTED", style="bold"))
     lines = [Text(f"{planted['fault']}: {planted['summary']}")]
-    if named:
-        lines.append(Text("The verdict names it.", style="green"))
-    else:
-        lines.append(Text("The verdict does not name it.", style="bold red"))
+    text, style = ("names", "green") if named else ("does not name", "bold red")
+    lines.append(Text(f"The verdict {text} it.", style=style))
     console.print(Padding(Group(*lines), (0, 0, 0, 2)))

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from ncclscope.commands.options import (
     add_json_option,
     add_ray_options,
+    add_seconds_option,
     add_stall_options,
+    check_seconds,
     print_json,
 )
-from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
 if TYPE_CHECKING:
@@ -36,13 +37,8 @@ class DiagnoseCommand:
             help="Ring, Flight Recorder dump or trace file, or a directory or URL of them",
         )
         add_ray_options(parser, "Read PATH on each node of a Ray cluster")
-        parser.add_argument(
-            "--ray-timeout",
-            type=float,
-            default=60.0,
-            metavar="SECONDS",
-            help="Timeout per Ray node in seconds (default: 60)",
-        )
+        timeout = "Timeout per Ray node in seconds (default: 60)"
+        add_seconds_option(parser, "--ray-timeout", timeout, 60.0)
         parser.add_argument(
             "--kernel-log",
             metavar="FILE",
@@ -98,8 +94,7 @@ def _remote_run(arguments: argparse.Namespace) -> Run:
     from ncclscope.remote.ray_client import RayClient
     from ncclscope.remote.run import open_remote_run
 
-    if not 0.1 <= arguments.ray_timeout <= 86_400:
-        raise UsageError("--ray-timeout must be from 0.1 to 86400 seconds")
+    check_seconds(arguments, "ray_timeout", 0.1, 86_400)
     ray = connect(arguments.ray_address)
     client = RayClient(ray, members(ray), arguments.paths, arguments.ray_timeout)
     return open_remote_run(Fleet(client), arguments.paths or ("--ray",))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.commands.options import add_json_option, print_json
@@ -12,7 +11,6 @@ from ncclscope.resources import economy
 
 if TYPE_CHECKING:
     from ncclscope.model import Rank, Run
-    from ncclscope.parity.comparison import RankPair
 
 __all__ = ["DiffCommand"]
 
@@ -83,7 +81,7 @@ class DiffCommand:
                 "same": same,
                 "a": _side(arguments.a, a),
                 "b": _side(arguments.b, b),
-                "ranks": _documents(pairs, words.texts),
+                "ranks": [pair.to_dict(words.texts) for pair in pairs],
             }
             print_json(document)
         else:
@@ -91,10 +89,6 @@ class DiffCommand:
             console, context = stdout_console(), arguments.unified
             console.print(render_difference(pairs, names, words.texts, console.width, context))
         return 0 if same else 1
-
-
-def _documents(pairs: Sequence[RankPair], texts: Sequence[str]) -> list[dict[str, Any]]:
-    return [pair.to_dict(texts) for pair in pairs]
 
 
 def _side(name: str, side: Run | Rank) -> dict[str, Any]:

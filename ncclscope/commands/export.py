@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclscope.commands.options import add_json_option, print_json
-from ncclscope.errors import UsageError
+from ncclscope.errors import UsageError, os_reason
 from ncclscope.export.formats import FORMATS
 from ncclscope.private import make_private
 from ncclscope.resources import economy
 
 if TYPE_CHECKING:
-    from ncclscope.export.formats import Format
+    from ncclscope.export.formats import Format, Writer
     from ncclscope.export.selection import Selection
     from ncclscope.model import Run
 
@@ -128,8 +128,7 @@ class ExportCommand:
             except OSError as error:
                 if target is None:
                     raise
-                reason = (error.strerror or str(error)).lower()
-                raise UsageError(f"{target} cannot be written: {reason}") from None
+                raise UsageError(f"{target} cannot be written: {os_reason(error)}") from None
         if target is not None:
             ranks, records = len(run.ranks), sum(rank.records for rank in run.ranks)
             if arguments.json:
@@ -173,13 +172,11 @@ def _check(target: Path | None, chosen: Format) -> None:
         elif not chosen.is_directory and not target.parent.is_dir():
             raise UsageError(f"{target.parent} is not a directory", advice)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"{target} cannot be used: {reason}", advice) from None
+        raise UsageError(f"{target} cannot be used: {os_reason(error)}", advice) from None
 
 
-def _write(run: Run, write: object, target: Path | None, chosen: Format) -> None:
+def _write(run: Run, write: Writer, target: Path | None, chosen: Format) -> None:
     """Write to a temporary file and rename it, so that no partial file is left."""
-    assert callable(write)
     if target is None:
         with tempfile.TemporaryDirectory(prefix="ncclscope-") as folder:
             file = Path(folder, f"export{chosen.suffix}")

@@ -7,7 +7,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import UsageError
@@ -20,11 +20,17 @@ __all__ = [
     "add_hang_options",
     "add_host_options",
     "add_json_option",
+    "add_program_options",
+    "add_ray_address_option",
     "add_ray_options",
+    "add_seconds_option",
+    "add_stall_option",
     "add_stall_options",
+    "check_seconds",
     "host_programs",
     "hosts_text",
     "is_remote",
+    "own_program",
     "print_json",
     "say",
 ]
@@ -49,23 +55,66 @@ def say(text: str) -> None:
         print(f"ncclscope: {text}", file=sys.stderr, flush=True)
 
 
+def add_seconds_option(
+    parser: argparse.ArgumentParser,
+    name: str,
+    help: str,
+    default: float | None = None,
+    *,
+    read: Callable[[str], float] = float,
+) -> None:
+    """Add an option that takes a number of seconds.
+
+    Args:
+        parser: The command's parser.
+        name: Name of the option, such as ``--gap``.
+        help: Its description.
+        default: Seconds without the option.
+        read: Read its value.
+    """
+    parser.add_argument(name, type=read, default=default, metavar="SECONDS", help=help)
+
+
+def check_seconds(arguments: argparse.Namespace, name: str, least: float, most: float) -> None:
+    """Check the value of an option of :func:`add_seconds_option`, if it is given.
+
+    Args:
+        arguments: Arguments of the command.
+        name: Name of the option, as an attribute.
+        least: Least number of seconds.
+        most: Most seconds.
+
+    Raises:
+        UsageError: The value is not in this range.
+    """
+    given = getattr(arguments, name)
+    if given is not None and not least <= given <= most:
+        option = name.replace("_", "-")
+        raise UsageError(f"--{option} must be from {least:g} to {most:g} seconds")
+
+
+def add_stall_option(
+    parser: argparse.ArgumentParser, *, read: Callable[[str], float] = float
+) -> None:
+    """Add the seconds before a process ended above which a rank is reported as stuck."""
+    add_seconds_option(
+        parser,
+        "--stall-after",
+        "Report ranks as stuck that waited SECONDS or more before their process ended (default: 2)",
+        2.0,
+        read=read,
+    )
+
+
 def add_stall_options(parser: argparse.ArgumentParser) -> None:
     """Add the thresholds in seconds above which a waiting rank is reported as stuck."""
-    parser.add_argument(
-        "--stall-after",
-        type=float,
-        default=2.0,
-        metavar="SECONDS",
-        help="Report ranks as stuck that waited SECONDS or more before their process ended "
-        "(default: 2)",
-    )
-    parser.add_argument(
+    add_stall_option(parser)
+    add_seconds_option(
+        parser,
         "--live-stall-after",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="Report ranks as stuck that have waited SECONDS or more in a process that still "
-        "runs (default: 10)",
+        "Report ranks as stuck that have waited SECONDS or more in a process that still runs "
+        "(default: 10)",
+        10.0,
     )
 
 
@@ -80,6 +129,11 @@ def add_ray_options(
         where: Group of options of which only one may be given; it gets ``--ray``.
     """
     (where or parser).add_argument("--ray", action="store_true", help=help)
+    add_ray_address_option(parser)
+
+
+def add_ray_address_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ray-address``."""
     parser.add_argument(
         "--ray-address",
         default="auto",
@@ -97,12 +151,8 @@ def add_hang_options(parser: argparse.ArgumentParser) -> None:
         help="At a divergence or hang, run CMD with the verdict on stdin and the bundle's path in "
         "$NCCLSCOPE_BUNDLE",
     )
-    parser.add_argument(
-        "--kill-after",
-        type=float,
-        metavar="SECONDS",
-        help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
-    )
+    kill = "End the workers with SIGKILL once a divergence or hang has lasted for SECONDS"
+    add_seconds_option(parser, "--kill-after", kill)
 
 
 def add_host_options(parser: argparse.ArgumentParser) -> None:
@@ -115,21 +165,30 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
         "--slurm", metavar="JOBID", help="Watch DIR on each node of a job by srun --overlap"
     )
     add_ray_options(parser, "Watch DIR on each node of a Ray cluster", where)
-    parser.add_argument(
-        "--command",
-        dest="program",
-        default="",
-        metavar="CMD",
-        help="Start ncclscope on a host by CMD (default: the one that runs here)",
-    )
-    parser.add_argument(
-        "--ssh-command",
-        default="",
-        metavar="CMD",
-        help="Run CMD as ssh, with its options (default: ssh)",
+    add_program_options(
+        parser, "Start ncclscope on a host by CMD (default: the one that runs here)"
     )
     # What runs on a host: it serves on stdin and stdout.
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+
+
+def add_program_options(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the programs that run on a host and reach it; ``help`` describes ``--command``."""
+    ssh = "Run CMD as ssh, with its options (default: ssh)"
+    parser.add_argument("--command", dest="program", default="", metavar="CMD", help=help)
+    parser.add_argument("--ssh-command", default="", metavar="CMD", help=ssh)
+
+
+def own_program(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of ``--command``; none without it.
+
+    Raises:
+        UsageError: They are not a command line.
+    """
+    try:
+        return shlex.split(arguments.program)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}") from None
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:
@@ -150,11 +209,7 @@ def host_programs(arguments: argparse.Namespace, words: Sequence[str]) -> Sequen
     """
     from ncclscope.collect import commands
 
-    try:
-        program = shlex.split(arguments.program) or commands.own_command()
-    except ValueError as error:
-        raise UsageError(f"--command: {error}") from None
-    command = [*program, *words]
+    command = [*(own_program(arguments) or commands.own_command()), *words]
     if arguments.ssh is not None:
         return commands.ssh(commands.hosts(arguments.ssh), command, arguments.ssh_command)
     return commands.slurm(arguments.slurm, command, stdin=True)

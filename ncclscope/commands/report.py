@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ncclscope.commands.options import add_json_option, add_stall_options, print_json
-from ncclscope.errors import UsageError
+from ncclscope.errors import UsageError, os_reason
 from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
 
@@ -84,14 +84,13 @@ class ReportCommand:
         try:
             replace_file(target, data, private_mode(target))
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"{target} cannot be written: {reason}") from None
+            raise UsageError(f"{target} cannot be written: {os_reason(error)}") from None
         if arguments.json:
             written = {"output": str(target), "bytes": len(data), "replaces": replaces}
             print_json({"status": verdict.status, "summary": verdict.summary, **written})
-            return verdict.exit_status
-        size = f"{len(data) >> 10} KB{', replaces a report' if replaces else ''}"
-        print(f"ncclscope: {verdict.status}, see {target} ({size})", file=sys.stderr)
+        else:
+            size = f"{len(data) >> 10} KB{', replaces a report' if replaces else ''}"
+            print(f"ncclscope: {verdict.status}, see {target} ({size})", file=sys.stderr)
         return verdict.exit_status
 
 
@@ -108,5 +107,4 @@ def _check(target: Path, first: str) -> None:
         if not target.parent.is_dir():
             raise UsageError(f"{target.parent} is not a directory", advice) from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"{target} cannot be written: {reason}", advice) from None
+        raise UsageError(f"{target} cannot be written: {os_reason(error)}", advice) from None

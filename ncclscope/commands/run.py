@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from ncclscope.commands.explainer import Explainer
 from ncclscope.commands.launchers import launcher_name
-from ncclscope.commands.options import add_hang_options, say
-from ncclscope.errors import UsageError
+from ncclscope.commands.options import add_hang_options, add_seconds_option, say
+from ncclscope.errors import UsageError, os_reason
 from ncclscope.model.metadata import LAUNCHER
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
@@ -56,14 +56,8 @@ class RunCommand:
             help="Do not watch the program; by default a first divergence or hang is explained "
             "on stderr, and the program goes on",
         )
-        parser.add_argument(
-            "--stall",
-            type=float,
-            default=_STALL,
-            metavar="SECONDS",
-            help="Explain a hang after SECONDS without progress inside a collective (default: "
-            f"{_STALL:g})",
-        )
+        hang = "Explain a hang after SECONDS without progress inside a collective"
+        add_seconds_option(parser, "--stall", f"{hang} (default: {_STALL:g})", _STALL)
         parser.add_argument(
             "--bundle",
             type=Path,
@@ -126,8 +120,7 @@ def _made(name: str) -> Path:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"rings cannot be written to {directory}: {reason}") from None
+        raise UsageError(f"rings cannot be written to {directory}: {os_reason(error)}") from None
     return directory
 
 
@@ -251,8 +244,7 @@ def _supervise(
         try:
             pid = os.posix_spawnp(command[0], list(command), environment, setsigmask=previous)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"cannot run {command[0]}: {reason}") from error
+            raise UsageError(f"cannot run {command[0]}: {os_reason(error)}") from error
         interrupted = False
         while True:
             received = signal.sigtimedwait(awaited, _LOOK_SECONDS)

@@ -18,12 +18,15 @@ from ncclscope import settings
 from ncclscope.commands.options import (
     add_hang_options,
     add_host_options,
+    add_seconds_option,
+    check_seconds,
     host_programs,
     hosts_text,
     is_remote,
     print_json,
 )
 from ncclscope.errors import NothingFoundError, UsageError
+from ncclscope.model.text import plural
 
 if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict
@@ -97,20 +100,10 @@ class WatchCommand:
             action="store_true",
             help="Print a line whenever the status changes, even on a terminal",
         )
-        parser.add_argument(
-            "--stall",
-            type=float,
-            default=10.0,
-            metavar="SECONDS",
-            help="Report a hang after SECONDS without progress inside a collective (default: 10)",
-        )
-        parser.add_argument(
-            "--interval",
-            type=float,
-            default=0.1,
-            metavar="SECONDS",
-            help="Poll the rings every SECONDS (default: 0.1)",
-        )
+        hang = "Report a hang after SECONDS without progress inside a collective (default: 10)"
+        add_seconds_option(parser, "--stall", hang, 10.0)
+        interval = "Poll the rings every SECONDS (default: 0.1)"
+        add_seconds_option(parser, "--interval", interval, 0.1)
         parser.add_argument(
             "--bundle",
             type=Path,
@@ -234,7 +227,7 @@ def _conclude(watcher: Watcher, poll: Poll, output: Output) -> int:
     if poll.verdict is None:  # the job had ended before the first poll
         output.show(replace(poll, verdict=verdict, status=verdict.status, changed=True))
     count = len(poll.ranks)
-    who = "1 process has" if count == 1 else f"{count} processes have"
+    who = f"{plural(count, 'process')} {'has' if count == 1 else 'have'}"
     output.say(f"nothing runs any more: {who} ended; {_STATUSES[verdict.status]}")
     return verdict.exit_status
 
@@ -289,16 +282,9 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
 
 
 def _directories(arguments: argparse.Namespace) -> list[Path]:
-    for name, least, most in (
-        ("stall", 0.0, 86_400.0),
-        ("interval", _LEAST_INTERVAL, _LONGEST_INTERVAL),
-        ("kill_after", 0.0, 86_400.0),
-    ):
-        given = getattr(arguments, name)
-        if given is not None and not least <= given <= most:
-            raise UsageError(
-                f"--{name.replace('_', '-')} must be from {least:g} to {most:g} seconds"
-            )
+    check_seconds(arguments, "stall", 0.0, 86_400.0)
+    check_seconds(arguments, "interval", _LEAST_INTERVAL, _LONGEST_INTERVAL)
+    check_seconds(arguments, "kill_after", 0.0, 86_400.0)
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
         raise UsageError(f"{arguments.textfile.parent} is not a directory", "create it first")
     directories: list[Path] = list(arguments.directories)

@@ -51,7 +51,6 @@ def write_chrome(run: Run, file: Path) -> None:
 
 
 def _events(run: Run, axis: Axis) -> Iterator[Event]:
-    tracks = list(axis.tracks(run))
     for rank in run.ranks:
         yield _name(rank.rank, 0, "process_name", name=rank_name(rank))
         yield _name(rank.rank, 0, "process_sort_index", sort_index=rank.rank)
@@ -60,7 +59,7 @@ def _events(run: Run, axis: Axis) -> Iterator[Event]:
             yield {"ph": "i", "pid": rank.rank, "tid": 1, "ts": time, "name": LAST_SIGN, "s": "p"}
     threads: dict[int, int] = {}
     places: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    for track in tracks:
+    for track in axis.tracks(run):
         number = threads[track.rank.rank] = threads.get(track.rank.rank, 0) + 1
         comm = run.communicators[track.key]
         name = comm_text(comm) + (" p2p" if track.p2p else "")

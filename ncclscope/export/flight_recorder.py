@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -58,32 +58,31 @@ Dump = dict[str, Any]
 
 def write_pickles(run: Run, directory: Path) -> None:
     """Write ``comm_lib_trace_rank_3`` for each rank."""
-    for rank, dump in _dumps(run):
-        file = directory / f"{PREFIX}{rank.rank}"
-        write_private(file, pickle.dumps(dump, protocol=2))  # torch's protocol
-        _date(file, rank)
+    _write(run, directory, "", lambda dump: pickle.dumps(dump, protocol=2))  # torch's protocol
 
 
 def write_json(run: Run, directory: Path) -> None:
     """Write ``comm_lib_trace_rank_3.json`` for each rank."""
-    for rank, dump in _dumps(run):
-        file = directory / f"{PREFIX}{rank.rank}.json"
-        write_private(file, json.dumps(dump, separators=(",", ":")) + "\n")
-        _date(file, rank)
+    _write(run, directory, ".json", lambda dump: json.dumps(dump, separators=(",", ":")) + "\n")
 
 
-def _date(file: Path, rank: Rank) -> None:
-    """Set a dump's modification time to the rank's last heartbeat.
+def _write(run: Run, directory: Path, suffix: str, encode: Callable[[Dump], str | bytes]) -> None:
+    """Write a dump for each rank, with the rank's last heartbeat as its modification time.
 
     A dump has no other time, and readers need it to distinguish a hang from a running job.
+
+    Args:
+        run: The run.
+        directory: Directory of the files.
+        suffix: End of their names.
+        encode: Return the contents of a file.
     """
-    if rank.last_seen_ns and rank.last_seen_ns > 0:
-        os.utime(file, ns=(rank.last_seen_ns, rank.last_seen_ns))
-
-
-def _dumps(run: Run) -> list[tuple[Rank, Dump]]:
     names = _group_names(run)
-    return [(rank, _dump(run, rank, names)) for rank in run.ranks]
+    for rank in run.ranks:
+        file = directory / f"{PREFIX}{rank.rank}{suffix}"
+        write_private(file, encode(_dump(run, rank, names)))
+        if rank.last_seen_ns and rank.last_seen_ns > 0:
+            os.utime(file, ns=(rank.last_seen_ns, rank.last_seen_ns))
 
 
 def _group_names(run: Run) -> dict[str, int]:

@@ -50,24 +50,11 @@ class Assignment:
 
     def to_json(self) -> str:
         """Return the assignment as one line of text."""
-        return json.dumps(
-            {
-                "program": self.program.to_dict(),
-                "directory": str(self.directory),
-                "workplace": str(self.workplace),
-                "capacity": self.capacity,
-                "nonce": self.nonce,
-            }
-        )
+        return json.dumps({**vars(self), "program": self.program.to_dict()}, default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Assignment:
         """Return the assignment that :meth:`to_json` has written."""
         fields = json.loads(text)
-        return cls(
-            program=Program(**fields["program"]),
-            directory=Path(fields["directory"]),
-            workplace=Path(fields["workplace"]),
-            capacity=fields["capacity"],
-            nonce=fields["nonce"],
-        )
+        paths = {name: Path(fields[name]) for name in ("directory", "workplace")}
+        return cls(**{**fields, **paths, "program": Program(**fields["program"])})

@@ -14,12 +14,12 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from ncclscope.tracing import callsite, scope
 
 if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
-
     from ncclscope.lab.progress import ProgressEntry
     from ncclscope.lab.stream import Stream
     from ncclscope.tracing.tracer import Tracer
@@ -61,7 +61,7 @@ class LabCommunicator:
         tracer: Tracer,
         stream: Stream,
         progress: ProgressEntry,
-        group: ProcessGroup | None,
+        group: dist.ProcessGroup | None,
         *,
         label: str,
         ranks: Sequence[int],
@@ -85,7 +85,9 @@ class LabCommunicator:
     def all_reduce(self, tensor: torch.Tensor, redop: str = "sum") -> torch.Tensor:
         """Reduce ``tensor`` in place."""
         if self.size > 1:
-            self._post(_all_reduce, "all_reduce", tensor, tensor, redop, redop=redop)
+            op = getattr(dist.ReduceOp, redop.upper())
+            work = partial(dist.all_reduce, tensor, op=op, group=self._group)
+            self._post(work, "all_reduce", tensor, redop=redop)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -93,7 +95,8 @@ class LabCommunicator:
         if self.size == 1:
             return tensor
         output = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
-        self._post(_all_gather, "all_gather", tensor, output, tensor, out_shape=output.shape)
+        work = partial(dist.all_gather, list(output.chunk(self.size)), tensor, group=self._group)
+        self._post(work, "all_gather", tensor, out_shape=output.shape)
         return output
 
     def all_gatherv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -101,8 +104,8 @@ class LabCommunicator:
         if self.size == 1:
             return tensor
         output = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
-        extra = {"sizes": sizes, "out_shape": output.shape}
-        self._post(_all_gatherv, "all_gatherv", tensor, output, tensor, sizes, **extra)
+        work = partial(self._all_gatherv, output, tensor, sizes)
+        self._post(work, "all_gatherv", tensor, sizes=sizes, out_shape=output.shape)
         return output
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -110,9 +113,8 @@ class LabCommunicator:
         if self.size == 1:
             return tensor
         output = tensor.new_empty((tensor.shape[0] // self.size, *tensor.shape[1:]))
-        extra = {"redop": "sum", "out_shape": output.shape}
-        sizes = [output.shape[0]] * self.size
-        self._post(_reduce_scatterv, "reduce_scatter", tensor, output, tensor, sizes, **extra)
+        work = partial(self._reduce_scatterv, output, tensor, [output.shape[0]] * self.size)
+        self._post(work, "reduce_scatter", tensor, redop="sum", out_shape=output.shape)
         return output
 
     def reduce_scatterv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -121,27 +123,31 @@ class LabCommunicator:
             return tensor
         output = tensor.new_empty((sizes[self.rank], *tensor.shape[1:]))
         extra = {"redop": "sum", "sizes": sizes, "out_shape": output.shape}
-        self._post(_reduce_scatterv, "reduce_scatterv", tensor, output, tensor, sizes, **extra)
+        work = partial(self._reduce_scatterv, output, tensor, sizes)
+        self._post(work, "reduce_scatterv", tensor, **extra)
         return output
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
         """Copy the tensor of ``root``, a rank of this communicator, to all members."""
         if self.size > 1:
-            self._post(_broadcast, "broadcast", tensor, tensor, root, root=root)
+            work = partial(dist.broadcast, tensor, src=self.ranks[root], group=self._group)
+            self._post(work, "broadcast", tensor, root=root)
         return tensor
 
     def barrier(self) -> None:
         """Wait for all members, when the stream reaches it."""
         if self.size > 1:
-            self._post(_barrier, "barrier", None)
+            self._post(partial(dist.barrier, group=self._group), "barrier", None)
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         """Send a tensor to ``peer``, a rank of this communicator."""
-        self._post(_send, "send", tensor, tensor, peer, peer=peer)
+        work = partial(dist.send, tensor, dst=self.ranks[peer], group=self._group)
+        self._post(work, "send", tensor, peer=peer)
 
     def recv(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
         """Receive into a tensor from ``peer``, a rank of this communicator."""
-        self._post(_recv, "recv", tensor, tensor, peer, peer=peer)
+        work = partial(dist.recv, tensor, src=self.ranks[peer], group=self._group)
+        self._post(work, "recv", tensor, peer=peer)
         return tensor
 
     @contextlib.contextmanager
@@ -175,12 +181,7 @@ class LabCommunicator:
                 launch()
 
     def _post(
-        self,
-        work: Callable[..., None],
-        op: str,
-        tensor: torch.Tensor | None,
-        *arguments: Any,
-        **parameters: Any,
+        self, work: Callable[[], Any], op: str, tensor: torch.Tensor | None, **parameters: Any
     ) -> None:
         if tensor is not None:
             parameters["shape"] = tensor.shape
@@ -194,73 +195,28 @@ class LabCommunicator:
         self._progress.post()
         if self._captures:
             return
-        launch = partial(self._stream.launch, work, self, *arguments, position=position)
+        launch = partial(self._stream.launch, work, position=position)
         if self._batch is None:
             launch()
         else:
             size = 0 if tensor is None else tensor.numel()
             self._batch.append(((op, parameters.get("dtype", ""), size), launch))
 
+    # --- what the stream runs ----------------------------------------------------------------
 
-# --- what the stream runs ------------------------------------------------------------------
+    def _all_gatherv(
+        self, output: torch.Tensor, tensor: torch.Tensor, sizes: Sequence[int]
+    ) -> None:
+        parts = torch.split(output, list(sizes))
+        parts[self.rank].copy_(tensor)
+        for root, part in zip(self.ranks, parts, strict=True):
+            dist.broadcast(part, src=root, group=self._group)
 
-
-def _all_reduce(comm: LabCommunicator, tensor: torch.Tensor, redop: str) -> None:
-    import torch.distributed as dist
-
-    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, redop.upper()), group=comm._group)
-
-
-def _all_gather(comm: LabCommunicator, output: torch.Tensor, tensor: torch.Tensor) -> None:
-    import torch.distributed as dist
-
-    dist.all_gather(list(output.chunk(comm.size)), tensor, group=comm._group)
-
-
-def _all_gatherv(
-    comm: LabCommunicator, output: torch.Tensor, tensor: torch.Tensor, sizes: Sequence[int]
-) -> None:
-    import torch
-    import torch.distributed as dist
-
-    parts = torch.split(output, list(sizes))
-    parts[comm.rank].copy_(tensor)
-    for root, part in zip(comm.ranks, parts, strict=True):
-        dist.broadcast(part, src=root, group=comm._group)
-
-
-def _reduce_scatterv(
-    comm: LabCommunicator, output: torch.Tensor, tensor: torch.Tensor, sizes: Sequence[int]
-) -> None:
-    import torch
-    import torch.distributed as dist
-
-    # Copy: gloo overwrites the tensors of ranks other than the root.
-    parts = torch.split(tensor.clone(), list(sizes))
-    for root, part in zip(comm.ranks, parts, strict=True):
-        dist.reduce(part, dst=root, group=comm._group)
-    output.copy_(parts[comm.rank])
-
-
-def _broadcast(comm: LabCommunicator, tensor: torch.Tensor, root: int) -> None:
-    import torch.distributed as dist
-
-    dist.broadcast(tensor, src=comm.ranks[root], group=comm._group)
-
-
-def _barrier(comm: LabCommunicator) -> None:
-    import torch.distributed as dist
-
-    dist.barrier(group=comm._group)
-
-
-def _send(comm: LabCommunicator, tensor: torch.Tensor, peer: int) -> None:
-    import torch.distributed as dist
-
-    dist.send(tensor, dst=comm.ranks[peer], group=comm._group)
-
-
-def _recv(comm: LabCommunicator, tensor: torch.Tensor, peer: int) -> None:
-    import torch.distributed as dist
-
-    dist.recv(tensor, src=comm.ranks[peer], group=comm._group)
+    def _reduce_scatterv(
+        self, output: torch.Tensor, tensor: torch.Tensor, sizes: Sequence[int]
+    ) -> None:
+        # Copy: gloo overwrites the tensors of ranks other than the root.
+        parts = torch.split(tensor.clone(), list(sizes))
+        for root, part in zip(self.ranks, parts, strict=True):
+            dist.reduce(part, dst=root, group=self._group)
+        output.copy_(parts[self.rank])

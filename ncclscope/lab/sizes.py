@@ -124,7 +124,7 @@ class Sizes:
         return max(self.tokens(step, dp_rank), 1)
 
     def _check_sizes(self) -> None:
-        least = {"tp": 1, "dp": 1, "layers": 1, "steps": 1, "hidden": 1, "experts": 1}
+        least = dict.fromkeys(("tp", "dp", "layers", "steps", "hidden", "experts"), 1)
         least["max_tokens"] = 2
         for name, minimum in least.items():
             if getattr(self, name) < minimum:

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ncclscope.tracing import scope
 
 if TYPE_CHECKING:
-    import torch
-
     from ncclscope.lab.progress import ProgressEntry
     from ncclscope.tracing.tracer import Tracer
 
@@ -119,8 +119,6 @@ class CudaStream(Stream):
     def launch(
         self, work: Callable[..., Any], *arguments: Any, position: int | None = None
     ) -> None:
-        import torch
-
         with scope.suppressed():
             work(*arguments)
         if position is not None:

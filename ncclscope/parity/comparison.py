@@ -92,18 +92,16 @@ class CommDifference:
         }
 
     def _hunk(self, change: Change, texts: Sequence[str]) -> dict[str, Any]:
-        hunk: dict[str, Any] = {}
-        for name, side, low, high in (
-            ("a", self.a, change.a_start, change.a_stop),
-            ("b", self.b, change.b_start, change.b_stop),
-        ):
-            hunk[name] = {
+        places = (("a", self.a, *change[:2]), ("b", self.b, *change[2:]))
+        return {
+            name: {
                 "seq": side.first + low,
                 "count": high - low,
                 "calls": folded_calls(fold(side.lines[low:high]), texts),
                 "first": side.calls[low].to_dict() if low < high else None,
             }
-        return hunk
+            for name, side, low, high in places
+        }
 
 
 def _side_dict(side: Side) -> dict[str, Any]:
@@ -176,14 +174,12 @@ def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> l
         shapes: Whether to compare tensor sizes.
     """
     ours, theirs = a.by_rank, b.by_rank
-    pairs = []
-    for number in steps("comparing", sorted({*ours, *theirs})):
-        one, other = ours.get(number), theirs.get(number)
-        if one is None or other is None:
-            pairs.append(RankPair(one, other))
-        else:
-            pairs.append(compare_ranks(one, other, words, shapes=shapes))
-    return pairs
+    numbers = steps("comparing", sorted({*ours, *theirs}))
+    both = ((ours.get(number), theirs.get(number)) for number in numbers)
+    return [
+        compare_ranks(one, other, words, shapes=shapes) if one and other else RankPair(one, other)
+        for one, other in both
+    ]
 
 
 def compare_ranks(
@@ -219,10 +215,9 @@ def _paired(a: CallStream, b: CallStream) -> list[tuple[str, str | None, str | N
     pairs: list[tuple[str, str | None, str | None]] = []
     left = {role: key for key, role in b.roles.names.items() if key not in a.roles.names}
     for key, role in a.roles.names.items():
-        if key in b.roles.names:
+        # A member may not have posted anything there.
+        if key in b.roles.names or key in b.rank.logs:
             pairs.append((role, key, key))
-        elif key in b.rank.logs:
-            pairs.append((role, key, key))  # a member that has not posted anything there
         else:
             pairs.append((role, key, left.pop(role, None)))
     for role, key in left.items():

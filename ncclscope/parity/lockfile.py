@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.analysis.wording import ranks_text
-from ncclscope.errors import DamagedFileError, InputError
+from ncclscope.errors import DamagedFileError, InputError, os_reason
 from ncclscope.parity.folding import Loop, Node
 from ncclscope.parity.sequence import Section, Vocabulary
 from ncclscope.parity.spelling import generalize
@@ -99,9 +99,7 @@ def write_baseline(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text, _mode(path), synced=True)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {(error.strerror or str(error)).lower()}"
-        ) from error
+        raise InputError(f"{path} cannot be written: {os_reason(error)}") from error
 
 
 def _mode(path: Path) -> int:
@@ -131,9 +129,7 @@ def read_baseline(path: Path, words: Vocabulary, *, shapes: bool = True) -> Base
     except FileNotFoundError:
         raise InputError(f"{path} does not exist", "write it with: check --update") from None
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from None
+        raise InputError(f"{path} cannot be read: {os_reason(error)}") from None
     if len(text) > MAX_BYTES:
         raise DamagedFileError(f"{path} is larger than {MAX_BYTES >> 20} MB")
     return _Parser(path, words, shapes).parse(text)

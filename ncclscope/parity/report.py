@@ -59,16 +59,15 @@ class Mismatch:
             "site": frame_of(self.site),
             "hunks": [
                 {
-                    "stored": {
-                        "call": change.a_start + 1,
-                        "count": change.a_stop - change.a_start,
-                        "calls": folded_calls(fold(stored[change.a_start : change.a_stop]), texts),
-                    },
-                    "run": {
-                        "call": change.b_start + 1,
-                        "count": change.b_stop - change.b_start,
-                        "calls": folded_calls(fold(run[change.b_start : change.b_stop]), texts),
-                    },
+                    name: {
+                        "call": low + 1,
+                        "count": high - low,
+                        "calls": folded_calls(fold(lines[low:high]), texts),
+                    }
+                    for name, lines, low, high in (
+                        ("stored", stored, *change[:2]),
+                        ("run", run, *change[2:]),
+                    )
                 }
                 for change in self.changes
             ],

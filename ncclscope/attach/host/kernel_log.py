@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ncclscope.errors import os_reason
 from ncclscope.model import Run
 from ncclscope.model.snapshot import KernelEvent, Source
 from ncclscope.procfs import pid_namespace
@@ -52,7 +53,7 @@ def read_kernel_log(path: Path = KMSG) -> tuple[tuple[KernelEvent, ...], Source]
         data = _read(path)
     except OSError as error:
         how = f"run as root, or save `dmesg` to a file and pass --kernel-log FILE ({path})"
-        return (), Source(NAME, False, (error.strerror or str(error)).lower(), how)
+        return (), Source(NAME, False, os_reason(error), how)
     events = parse_log(data, time.time_ns() - time.monotonic_ns())
     if path == KMSG and pid_namespace() != _INITIAL_NAMESPACE:
         # The kernel counts processes by the host's numbers, this container by its own.

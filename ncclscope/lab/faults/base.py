@@ -28,6 +28,7 @@ class Fault:
         idle: Whether the replica of the diverging rank has no tokens in that step.
         least_tp: Least number of ranks per replica.
         least_dp: Least number of replicas.
+        least_ranks: Least number of ranks.
     """
 
     name: ClassVar[str] = "none"
@@ -35,6 +36,7 @@ class Fault:
     idle: ClassVar[bool] = False
     least_tp: ClassVar[int] = 1
     least_dp: ClassVar[int] = 1
+    least_ranks: ClassVar[int] = 1
 
     def usual(self) -> Fault:
         """Return the behaviour of all ranks where this fault does not happen.
@@ -61,6 +63,11 @@ class Fault:
                     f"{self.name} cannot happen with {size}={getattr(program, size)}",
                     f"give {size} of at least {least}",
                 )
+        if program.world_size < self.least_ranks:
+            raise LaboratoryError(
+                f"{self.name} cannot happen with {program.world_size} ranks",
+                f"give tp and dp that make at least {self.least_ranks}",
+            )
 
     def planted(self, program: Sizes) -> dict[str, Any]:
         """Return the fault in the terms of a verdict."""
@@ -165,24 +172,6 @@ def describe(
         "step": program.fault_step,
         **more,
     }
-
-
-def require_ranks(fault: Fault, program: Sizes, least: int) -> None:
-    """Check that a program has at least ``least`` ranks.
-
-    Args:
-        fault: The fault that needs them.
-        program: The program.
-        least: Least number of ranks.
-
-    Raises:
-        LaboratoryError: It has fewer.
-    """
-    if program.world_size < least:
-        raise LaboratoryError(
-            f"{fault.name} cannot happen with {program.world_size} ranks",
-            f"give tp and dp that make at least {least}",
-        )
 
 
 def hidden_reduction(program: Sizes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ncclscope.lab.faults.base import Fault, describe, require_ranks
+from ncclscope.lab.faults.base import Fault, describe
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
@@ -23,18 +23,10 @@ class CapturedCall(Fault):
 
     name: ClassVar[str] = "captured_call"
     kind: ClassVar[str | None] = "capture_mismatch"
-
-    def check(self, program: Sizes) -> None:
-        super().check(program)
-        require_ranks(self, program, 3)
+    least_ranks: ClassVar[int] = 3
 
     def planted(self, program: Sizes) -> dict[str, Any]:
-        call = {
-            "op": "all_reduce",
-            "shape": [program.experts],
-            "dtype": "int32",
-            "redop": "sum",
-        }
+        call = {"op": "all_reduce", "shape": [program.experts], "dtype": "int32", "redop": "sum"}
         return describe(
             self,
             program,

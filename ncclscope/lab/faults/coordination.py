@@ -32,12 +32,7 @@ class ZeroTokenSkip(Fault):
             "dp",
             "has no tokens and skips the all_reduce on dp:0 that the other replicas wait in",
             odd=None,
-            peers={
-                "op": "all_reduce",
-                "shape": [program.dp],
-                "dtype": "int32",
-                "redop": "sum",
-            },
+            peers={"op": "all_reduce", "shape": [program.dp], "dtype": "int32", "redop": "sum"},
             extent=1,
         )
 

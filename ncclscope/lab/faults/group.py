@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ncclscope.lab.faults.base import Fault, describe, require_ranks
+from ncclscope.lab.faults.base import Fault, describe
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
@@ -36,10 +36,7 @@ class ReorderedGroup(_GroupedLoad):
 
     name: ClassVar[str] = "reordered_group"
     kind: ClassVar[str | None] = "group_order"
-
-    def check(self, program: Sizes) -> None:
-        super().check(program)
-        require_ranks(self, program, 3)
+    least_ranks: ClassVar[int] = 3
 
     def usual(self) -> Fault:
         return _GroupedLoad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ncclscope.lab.faults.base import Fault, describe, require_ranks
+from ncclscope.lab.faults.base import Fault, describe
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
@@ -40,11 +40,8 @@ class WrongPeer(_Ring):
 
     name: ClassVar[str] = "wrong_peer"
     kind: ClassVar[str | None] = "p2p_mismatch"
+    least_ranks: ClassVar[int] = 3
     distance: ClassVar[int] = 2
-
-    def check(self, program: Sizes) -> None:
-        super().check(program)
-        require_ranks(self, program, 3)
 
     def usual(self) -> Fault:
         return _Ring()

@@ -61,39 +61,35 @@ def refuse_unsupported(deployment: Deployment) -> None:
 
 def reasons(deployment: Deployment) -> list[str]:
     """Return why a deployment is not supported; nothing if it is."""
-    found = []
-    if deployment.experts < 1:
-        found.append("the model has no experts")
-    if not deployment.generates:
-        found.append("the model does not generate text")
-    if deployment.pipeline_parallel > 1:
-        found.append(
-            f"with {deployment.pipeline_parallel} pipeline stages no rank sees the routing of "
-            "all layers"
-        )
-    if deployment.context_parallel > 1:
-        found.append("with context parallelism no rank sees all tokens of a sequence")
-    if deployment.kv_connector:
-        found.append(
-            f"tokens whose KV blocks come through {deployment.kv_connector} are routed elsewhere"
-        )
-    if deployment.kv_offload:
-        found.append(
-            "KV blocks that were offloaded come back under other numbers, without their routing"
-        )
-    if deployment.hidden_routing:
-        found.append(
-            f"the kernel of {', '.join(deployment.hidden_routing)} does not expose which experts "
-            "it chose"
-        )
-    if deployment.micro_batches:
-        found.append("overlapping micro-batches overwrite each other's rows")
-    if deployment.diffusion:
-        found.append("a diffusion model routes a token again each time it is computed")
-    if deployment.fast_prefill:
-        found.append("with fast prefill the last layers do not route all tokens of a prompt")
-    if deployment.drafts_on_device:
-        found.append("with adaptive verification only the device knows the rows of each request")
-    if deployment.other_runner:
-        found.append(OTHER_RUNNER)
-    return found
+    stages, connector = deployment.pipeline_parallel, deployment.kv_connector
+    hidden = ", ".join(deployment.hidden_routing)
+    known = (
+        (deployment.experts < 1, "the model has no experts"),
+        (not deployment.generates, "the model does not generate text"),
+        (stages > 1, f"with {stages} pipeline stages no rank sees the routing of all layers"),
+        (
+            deployment.context_parallel > 1,
+            "with context parallelism no rank sees all tokens of a sequence",
+        ),
+        (connector, f"tokens whose KV blocks come through {connector} are routed elsewhere"),
+        (
+            deployment.kv_offload,
+            "KV blocks that were offloaded come back under other numbers, without their routing",
+        ),
+        (hidden, f"the kernel of {hidden} does not expose which experts it chose"),
+        (deployment.micro_batches, "overlapping micro-batches overwrite each other's rows"),
+        (
+            deployment.diffusion,
+            "a diffusion model routes a token again each time it is computed",
+        ),
+        (
+            deployment.fast_prefill,
+            "with fast prefill the last layers do not route all tokens of a prompt",
+        ),
+        (
+            deployment.drafts_on_device,
+            "with adaptive verification only the device knows the rows of each request",
+        ),
+        (deployment.other_runner, OTHER_RUNNER),
+    )
+    return [reason for holds, reason in known if holds]

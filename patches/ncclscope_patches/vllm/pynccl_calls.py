@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ncclscope_patches.probes.posting import Read, plan
@@ -77,16 +78,35 @@ def _either(
 # Arguments are read inline below: one function call per parameter would cost as much as the record.
 
 
-def _all_reduce(signature: Signature) -> Read:
-    name = "tensor" if "tensor" in signature else "in_tensor"
+def _of_tensor(op: str, signature: Signature) -> Read:
+    """Return the reader of a call with an input and no other parameter."""
+    at = signature["input_tensor"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        return op, tensor.shape, tensor.dtype
+
+    return plan(read, op, at)
+
+
+def _reduction(op: str, name: str, signature: Signature) -> Read:
+    """Return the reader of a call with an input, the parameter `name`, and a reduction."""
     at, op_at = signature[name], signature["op"]
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         tensor = args[at] if len(args) > at else kwargs[name]
         redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
-        return "all_reduce", tensor.shape, tensor.dtype, redop_name(redop)
+        return op, tensor.shape, tensor.dtype, redop_name(redop)
 
-    return plan(read, "all_reduce", at, op_at)
+    return plan(read, op, at, op_at)
+
+
+def _all_reduce(signature: Signature) -> Read:
+    return _reduction("all_reduce", "tensor" if "tensor" in signature else "in_tensor", signature)
+
+
+_all_gather_of_equal = partial(_of_tensor, "all_gather")
+_reduce_scatter_of_equal = partial(_reduction, "reduce_scatter", "input_tensor")
 
 
 def _all_gather(signature: Signature) -> Read:
@@ -95,31 +115,10 @@ def _all_gather(signature: Signature) -> Read:
     return _all_gather_of_equal(signature)
 
 
-def _all_gather_of_equal(signature: Signature) -> Read:
-    at = signature["input_tensor"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        return "all_gather", tensor.shape, tensor.dtype
-
-    return plan(read, "all_gather", at)
-
-
 def _reduce_scatter(signature: Signature) -> Read:
     if "sizes" in signature:
         return _either(signature, _reduce_scatter_of_equal, _reduce_scatterv)
     return _reduce_scatter_of_equal(signature)
-
-
-def _reduce_scatter_of_equal(signature: Signature) -> Read:
-    at, op_at = signature["input_tensor"], signature["op"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
-        return "reduce_scatter", tensor.shape, tensor.dtype, redop_name(redop)
-
-    return plan(read, "reduce_scatter", at, op_at)
 
 
 def _all_gatherv(signature: Signature) -> Read:
@@ -157,16 +156,6 @@ def _reduce(signature: Signature) -> Read:
     return read
 
 
-def _all_to_all(signature: Signature) -> Read:
-    at = signature["input_tensor"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        return "all_to_all", tensor.shape, tensor.dtype
-
-    return plan(read, "all_to_all", at)
-
-
 def _broadcast(signature: Signature) -> Read:
     at, root_at = signature["tensor"], signature["src"]
 
@@ -178,24 +167,14 @@ def _broadcast(signature: Signature) -> Read:
     return read
 
 
-def _send(signature: Signature) -> Read:
-    at, peer_at = signature["tensor"], signature["dst"]
+def _message(op: str, name: str, signature: Signature) -> Read:
+    """Return the reader of a send or receive, whose peer is the parameter `name`."""
+    at, peer_at = signature["tensor"], signature[name]
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         tensor = args[at] if len(args) > at else kwargs["tensor"]
-        peer = args[peer_at] if len(args) > peer_at else kwargs["dst"]
-        return "send", tensor.shape, tensor.dtype, None, None, peer
-
-    return read
-
-
-def _recv(signature: Signature) -> Read:
-    at, peer_at = signature["tensor"], signature["src"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["tensor"]
-        peer = args[peer_at] if len(args) > peer_at else kwargs["src"]
-        return "recv", tensor.shape, tensor.dtype, None, None, peer
+        peer = args[peer_at] if len(args) > peer_at else kwargs[name]
+        return op, tensor.shape, tensor.dtype, None, None, peer
 
     return read
 
@@ -243,14 +222,14 @@ READERS: dict[str, Callable[[Signature], Read]] = {
     "all_gather": _all_gather,
     "all_gatherv": _all_gatherv,
     "all_reduce": _all_reduce,
-    "all_to_all_single": _all_to_all,
+    "all_to_all_single": partial(_of_tensor, "all_to_all"),
     "broadcast": _broadcast,
     "outplace_all_reduce": _all_reduce,
-    "recv": _recv,
+    "recv": partial(_message, "recv", "src"),
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "reduce_scatterv": _reduce_scatterv,
     "register_comm_window": _register_window,
     "register_comm_window_raw": _register_window_raw,
-    "send": _send,
+    "send": partial(_message, "send", "dst"),
 }

@@ -35,22 +35,18 @@ class VllmSteps(StepPatch):
         output = args[1] if len(args) > 1 else kwargs["scheduler_output"]
         tokens = int(output.total_num_scheduled_tokens)
         # Without tokens there is no forward pass; the engine runs a dummy batch if needed.
-        if not tokens:
-            return None
-        post = self._post or self._open()
-        if post is None:
-            return None
-        self._number = number = self._number + 1
-        post(number, tokens, False)
-        return "execute_model", number
+        return self._begin("execute_model", tokens, dummy=False) if tokens else None
 
     def _dummy(self, _args: Any, _kwargs: Any) -> tuple[str, int] | None:
+        return self._begin("execute_dummy_batch", 0, dummy=True)
+
+    def _begin(self, method: str, tokens: int, *, dummy: bool) -> tuple[str, int] | None:
         post = self._post or self._open()
         if post is None:
             return None
         self._number = number = self._number + 1
-        post(number, 0, True)
-        return "execute_dummy_batch", number
+        post(number, tokens, dummy)
+        return method, number
 
     def _sample(self, _args: Any, _kwargs: Any) -> tuple[str, int]:
         return "sample_tokens", self._number

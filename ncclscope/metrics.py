@@ -6,11 +6,22 @@ Labels are those of NCCL Inspector if it has one for the same thing (``node``, `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Protocol
 
-__all__ = ["METRICS", "STATUSES", "Labels", "Sample", "samples_text"]
+from ncclscope.model import Communicator, Finding
 
-STATUSES = ("ok", "diverged", "hung", "incomplete", "unknown")
+__all__ = [
+    "METRICS",
+    "Labels",
+    "Sample",
+    "comm_labels",
+    "process_labels",
+    "samples_text",
+    "verdict_samples",
+]
+
+_STATUSES = ("ok", "diverged", "hung", "incomplete", "unknown")
 
 METRICS = {
     "ncclscope_status": ("gauge", "1 for the current status of the job."),
@@ -32,6 +43,51 @@ METRICS = {
 
 Labels = Mapping[str, str]
 Sample = tuple[str, Labels, float]
+
+
+class _Process(Protocol):
+    @property
+    def host(self) -> str: ...
+    @property
+    def gpu(self) -> int | None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+
+
+def verdict_samples(status: str, cause: Finding | None, job: Labels) -> Iterator[Sample]:
+    """Yield the samples of a status and its cause, with the labels of the job."""
+    for known in _STATUSES:
+        yield "ncclscope_status", {"status": known, **job}, float(known == status)
+    if cause is not None:
+        about = {
+            "kind": cause.kind,
+            "comm_name": cause.comm.label if cause.comm is not None else "",
+            "ranks": " ".join(map(str, cause.diverging_ranks)),
+            "confidence": cause.confidence,
+        }
+        yield "ncclscope_verdict", {**about, **job}, 1.0
+
+
+def process_labels(process: _Process) -> Labels:
+    """Return the labels of a process."""
+    return {
+        "node": process.host,
+        "gpu": "" if process.gpu is None else str(process.gpu),
+        "rank": str(process.rank),
+        "pid": str(process.pid),
+    }
+
+
+def comm_labels(comm: Communicator, hosts: Collection[str]) -> Labels:
+    """Return the labels of a communicator whose members run on these hosts."""
+    return {
+        "comm_name": comm.label,
+        "comm": comm.key,
+        "n_nodes": str(len(hosts)),
+        "nranks": str(len(comm.ranks)),
+    }
 
 
 def samples_text(samples: Iterable[Sample]) -> str:

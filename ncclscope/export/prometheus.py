@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.metrics import STATUSES, Sample, samples_text
+from ncclscope.metrics import Sample, comm_labels, process_labels, samples_text, verdict_samples
 from ncclscope.model import Run, State
 from ncclscope.private import write_private
 
@@ -19,17 +19,8 @@ def write_prometheus(run: Run, file: Path) -> None:
 
 
 def _samples(verdict: Verdict) -> Iterator[Sample]:
-    run, cause = verdict.run, verdict.cause
-    for status in STATUSES:
-        yield "ncclscope_status", {"status": status}, float(status == verdict.status)
-    if cause is not None:
-        about = {
-            "kind": cause.kind,
-            "comm_name": cause.comm.label if cause.comm is not None else "",
-            "ranks": " ".join(map(str, cause.diverging_ranks)),
-            "confidence": cause.confidence,
-        }
-        yield "ncclscope_verdict", about, 1.0
+    run = verdict.run
+    yield from verdict_samples(verdict.status, verdict.cause, {})
     yield "ncclscope_ranks", {}, float(len(run.ranks))
     yield "ncclscope_ranks_expected", {}, float(run.expected)
     seen = [rank.last_seen_ns for rank in run.ranks if rank.last_seen_ns]
@@ -41,25 +32,13 @@ def _samples(verdict: Verdict) -> Iterator[Sample]:
         for key in run.communicators
     }
     for rank in run.ranks:
-        who = {
-            "node": rank.host,
-            "gpu": "" if rank.gpu is None else str(rank.gpu),
-            "rank": str(rank.rank),
-            "pid": str(rank.pid),
-        }
+        who = process_labels(rank)
         call = rank.last_call(transfers=True)
         if rank.last_seen_ns and call is not None and call.time_ns:
             idle = max(0, rank.last_seen_ns - call.time_ns) / 1e9
             yield "ncclscope_idle_seconds", who, round(idle, 3)
         for key, log in rank.logs.items():
-            comm = run.communicators[key]
-            where = {
-                **who,
-                "comm_name": comm.label,
-                "comm": key,
-                "n_nodes": str(len(hosts[key])),
-                "nranks": str(len(comm.ranks)),
-            }
+            where = {**who, **comm_labels(run.communicators[key], hosts[key])}
             yield "ncclscope_calls_total", where, float(log.calls)
             yield "ncclscope_lag_calls", where, float(farthest[key] - log.calls)
             if sent := rank.p2p.get(key):

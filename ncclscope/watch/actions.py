@@ -19,7 +19,7 @@ import psutil
 
 from ncclscope import procfs
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
+from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError, os_reason
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.stamp import stamped
@@ -78,8 +78,9 @@ class Actions:
         try:
             make_private(self.bundles)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"bundles cannot be written to {self.bundles}: {reason}") from None
+            raise UsageError(
+                f"bundles cannot be written to {self.bundles}: {os_reason(error)}"
+            ) from None
 
     def act(self, poll: Poll) -> Done:
         """Take all actions; one that fails is reported and does not stop the others."""

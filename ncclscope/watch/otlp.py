@@ -137,7 +137,7 @@ class OtlpSender:
             "ncclscope.coverage.complete": verdict.coverage.complete,
             "ncclscope.coverage.unseen": [_short(text) for text in verdict.coverage.unseen],
         }
-        if poll.in_trouble and (cause := verdict.cause) is not None:
+        if (cause := poll.cause) is not None:
             about |= {
                 "ncclscope.kind": cause.kind,
                 "ncclscope.confidence": cause.confidence,

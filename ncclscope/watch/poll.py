@@ -60,6 +60,14 @@ class Poll:
         is_over = self.activity in ("waiting", "over") and not self.in_trouble
         return (self.activity if is_over else self.status).upper()
 
+    def farthest(self) -> dict[str, int]:
+        """Return the calls of the farthest member of each communicator, by its key."""
+        found: dict[str, int] = {}
+        for cursor in self.ranks:
+            for key, on_comm in cursor.comm_cursors.items():
+                found[key] = max(found.get(key, 0), on_comm.seq)
+        return found
+
 
 def gist(verdict: Verdict | None) -> object:
     """Return what identifies a verdict: when it changes, the user is notified."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from ncclscope.metrics import STATUSES, Sample, samples_text
+from ncclscope.metrics import Sample, comm_labels, process_labels, samples_text, verdict_samples
 from ncclscope.model import State
 from ncclscope.private import replace_file
-from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.poll import Poll
 
 __all__ = ["metrics_text", "poll_samples", "write_textfile"]
@@ -51,63 +50,28 @@ def poll_samples(poll: Poll, troubles: int, now: float) -> Iterator[Sample]:
         now: Seconds since 1970.
     """
     job = {"slurm_job_id": os.environ.get("SLURM_JOB_ID", "")}
-    for status in STATUSES:
-        yield "ncclscope_status", {"status": status, **job}, float(status == poll.status)
-    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
-    if cause is not None:
-        about = {
-            "kind": cause.kind,
-            "comm_name": cause.comm.label if cause.comm is not None else "",
-            "ranks": " ".join(map(str, cause.diverging_ranks)),
-            "confidence": cause.confidence,
-            **job,
-        }
-        yield "ncclscope_verdict", about, 1.0
+    yield from verdict_samples(poll.status, poll.cause, job)
     yield "ncclscope_ranks", job, float(len(poll.ranks))
     if poll.verdict is not None:
         yield "ncclscope_ranks_expected", job, float(poll.verdict.run.expected)
         yield "ncclscope_coverage_complete", job, float(poll.verdict.coverage.complete)
     yield "ncclscope_troubles_total", job, float(troubles)
     yield "ncclscope_looked_seconds", job, now
-    farthest = _farthest(poll.ranks)
-    hosts = _hosts(poll.ranks)
-    for cursor in poll.ranks:
-        who = {
-            "node": cursor.host,
-            "gpu": "" if cursor.gpu is None else str(cursor.gpu),
-            "rank": str(cursor.rank),
-            "pid": str(cursor.pid),
-            **job,
-        }
-        yield "ncclscope_idle_seconds", who, round(poll.now - cursor.moved_at, 3)
-        for key, comm_cursor in cursor.comm_cursors.items():
-            comm = {
-                "comm_name": comm_cursor.comm.label,
-                "comm": key,
-                "n_nodes": str(len(hosts[key])),
-                "nranks": str(len(comm_cursor.comm.ranks)),
-            }
-            last = cursor.last(key)
-            yield "ncclscope_calls_total", {**who, **comm}, float(comm_cursor.seq)
-            yield "ncclscope_lag_calls", {**who, **comm}, float(farthest[key] - comm_cursor.seq)
-            if comm_cursor.p2p:
-                yield "ncclscope_p2p_calls_total", {**who, **comm}, float(comm_cursor.p2p)
-            if last is not None and comm_cursor.tells:
-                in_call = last.state is not State.COMPLETED
-                yield "ncclscope_in_call", {**who, **comm, "collective": last.op}, float(in_call)
-
-
-def _farthest(ranks: Sequence[RingCursor]) -> dict[str, int]:
-    farthest: dict[str, int] = {}
-    for cursor in ranks:
-        for key, comm_cursor in cursor.comm_cursors.items():
-            farthest[key] = max(farthest.get(key, 0), comm_cursor.seq)
-    return farthest
-
-
-def _hosts(ranks: Iterable[RingCursor]) -> dict[str, set[str]]:
+    farthest = poll.farthest()
     hosts: dict[str, set[str]] = {}
-    for cursor in ranks:
+    for cursor in poll.ranks:
         for key in cursor.comm_cursors:
             hosts.setdefault(key, set()).add(cursor.host)
-    return hosts
+    for cursor in poll.ranks:
+        who = {**process_labels(cursor), **job}
+        yield "ncclscope_idle_seconds", who, round(poll.now - cursor.moved_at, 3)
+        for key, comm_cursor in cursor.comm_cursors.items():
+            where = {**who, **comm_labels(comm_cursor.comm, hosts[key])}
+            last = cursor.last(key)
+            yield "ncclscope_calls_total", where, float(comm_cursor.seq)
+            yield "ncclscope_lag_calls", where, float(farthest[key] - comm_cursor.seq)
+            if comm_cursor.p2p:
+                yield "ncclscope_p2p_calls_total", where, float(comm_cursor.p2p)
+            if last is not None and comm_cursor.tells:
+                in_call = last.state is not State.COMPLETED
+                yield "ncclscope_in_call", {**where, "collective": last.op}, float(in_call)

@@ -120,9 +120,7 @@ class Watcher:
             self._examine(living, moved, now, past)
             activity = "running" if moved or self._inside(living) else "idle"
         else:
-            self._examine_what_is_over(
-                [cursor for cursor in past if cursor.path in self._seen], now
-            )
+            self._examine_what_is_over([cursor for cursor in past if cursor.path in self._seen])
             activity = "over" if past else "waiting"
         verdict = self._trouble or self._verdict
         status = verdict.status if verdict is not None else "incomplete"
@@ -180,9 +178,9 @@ class Watcher:
             now: Seconds by the watcher's clock.
             past: Cursors of ended jobs.
         """
-        if self._trouble is not None and not ({*self._paths(living)} & self._troubled):
-            self._trouble = None  # the processes in trouble have ended
-            self._verdict = None
+        is_left = any(cursor.path in self._troubled for cursor in living)
+        if self._trouble is not None and not is_left:
+            self._trouble = self._verdict = None  # the processes in trouble have ended
         who = tuple(sorted((cursor.path, cursor.rank, cursor.over) for cursor in living))
         diverged = self._hashes.compare(living, moved)
         self._spins = self._spins and not moved
@@ -221,11 +219,8 @@ class Watcher:
 
     def _quiet_seconds(self, cursor: RingCursor, now: float) -> float:
         """Return the seconds without progress; 0 while a rank waits for a processor instead."""
-        return (
-            0.0
-            if cursor.path in self._starved
-            else self._rings.seen_at(cursor, now) - cursor.moved_at
-        )
+        is_starved = cursor.path in self._starved
+        return 0.0 if is_starved else self._rings.seen_at(cursor, now) - cursor.moved_at
 
     def _stuck(self, living: Sequence[RingCursor], now: float) -> list[RingCursor]:
         """Return the ranks inside a call that have not moved for longer than the limit."""
@@ -261,14 +256,14 @@ class Watcher:
         If a backend never reports completion, a call counts as complete once all members have
         enqueued it.
         """
-        found = []
-        for cursor in living if asked is None else asked:
-            for key in cursor.pending():
-                comm_cursor = cursor.comm_cursors[key]
-                if comm_cursor.tells or self._is_awaited(living, cursor, key):
-                    found.append(cursor)
-                    break
-        return found
+        return [
+            cursor
+            for cursor in (living if asked is None else asked)
+            if any(
+                cursor.comm_cursors[key].tells or self._is_awaited(living, cursor, key)
+                for key in cursor.pending()
+            )
+        ]
 
     def _is_awaited(self, living: Sequence[RingCursor], cursor: RingCursor, key: str) -> bool:
         """Return whether another member has yet to enqueue this rank's newest call.
@@ -292,8 +287,7 @@ class Watcher:
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
         verdict = None
         while verdict is None:
-            asked = [*living, *(c for other in self._beyond for c in other.partners)]
-            ranks = self._read(asked, now)
+            ranks = self._read([*living, *(c for one in self._beyond for c in one.partners)], now)
             try:
                 verdict = self._verdict_on(ranks, living, stuck) if ranks else None
             except InputError as error:
@@ -312,7 +306,7 @@ class Watcher:
             return  # late, as far as one can know; judged again when they have a processor
         if verdict.in_trouble:
             self._trouble = verdict
-            self._troubled = set(self._paths(living))
+            self._troubled = {cursor.path for cursor in living}
         else:
             self._verdict, self._trouble = verdict, None
 
@@ -327,7 +321,7 @@ class Watcher:
             verdict = alone if alone.in_trouble else verdict
         return verdict
 
-    def _examine_what_is_over(self, past: Sequence[RingCursor], now: float) -> None:
+    def _examine_what_is_over(self, past: Sequence[RingCursor]) -> None:
         """Diagnose an ended job that was seen running."""
         who = tuple(sorted(cursor.path for cursor in past))
         if not past or who == self._examined:
@@ -346,7 +340,7 @@ class Watcher:
                 return
             self._verdict = reserved(found, self._rings.silent, ())
             if self._verdict.in_trouble:
-                self._trouble, self._troubled = self._verdict, set(self._paths(past))
+                self._trouble, self._troubled = self._verdict, {cursor.path for cursor in past}
 
     def _wall_ns(self, now: float) -> int:
         return self._began_ns + int((now - self._began) * 1e9)
@@ -357,12 +351,9 @@ class Watcher:
         for cursor in living:
             rank = cursor.read()
             if rank is not None and rank.alive and not rank.exited:
-                more: dict[str, object] = {
-                    "still_seconds": max(0.0, self._rings.seen_at(cursor, now) - cursor.moved_at)
-                }
-                if self._spins:
-                    more["gpu_spins"] = True
-                rank = replace(rank, details={**rank.details, **more})
+                still = max(0.0, self._rings.seen_at(cursor, now) - cursor.moved_at)
+                spins = {"gpu_spins": True} if self._spins else {}
+                rank = replace(rank, details={**rank.details, "still_seconds": still, **spins})
                 if not rank.details.get("stopped"):
                     rank = replace(rank, last_seen_ns=wall_ns)  # seen just now
             if rank is not None:
@@ -397,18 +388,12 @@ class Watcher:
         cause = verdict.cause
         key = cause.comm.key if cause is not None and cause.comm is not None else ""
         calls = () if cause is None else (cause.odd, cause.peers)
-        if cause is None or not (
-            any(call is not None and call.group for call in calls)
-            and any(
-                cursor.comm_cursors[key].in_group for cursor in living if key in cursor.comm_cursors
-            )
-        ):
+        is_grouped = any(call is not None and call.group for call in calls)
+        on_comm = [cursor.comm_cursors[key] for cursor in living if key in cursor.comm_cursors]
+        if cause is None or not is_grouped or not any(one.in_group for one in on_comm):
             self._group = None
             return False
         where = key, cause.seq
         if self._group is None or self._group[0] != where:
             self._group = where, now
         return now - self._group[1] < _GROUP_SECONDS
-
-    def _paths(self, rings: Iterable[RingCursor]) -> list[Path]:
-        return [cursor.path for cursor in rings]

@@ -19,7 +19,7 @@ from ncclscope.render.console.blocks import (
     status_panel,
     unfolded,
 )
-from ncclscope.render.tui.entries import comm_label, farthest, last_text
+from ncclscope.render.tui.entries import comm_label, last_text
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 
@@ -94,7 +94,7 @@ def _most_relevant(poll: Poll, most: int) -> list[RingCursor]:
     """Return at most ``most`` ranks in order, preferring those that diverge, lag or are quiet."""
     if len(poll.ranks) <= most:
         return list(poll.ranks)
-    heads = farthest(poll.ranks)
+    heads = poll.farthest()
     cause = poll.cause
     named = () if cause is None else (*cause.diverging_ranks, *cause.candidate_ranks)
 
@@ -111,7 +111,7 @@ def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Tab
     for label in labels:
         columns += [right(label), right("lag", least=4), unfolded("last call")]
     table = plain_table(*columns, right("quiet"))
-    heads = farthest(poll.ranks)
+    heads = poll.farthest()
     for cursor in shown:
         cells = dict(_named(cursor))
         row = [_rank(cursor), str(cursor.pid or "")]
@@ -127,7 +127,7 @@ def _narrow(poll: Poll, shown: Sequence[RingCursor]) -> Table:
     last_call = Column("last call", no_wrap=True, ratio=1)
     columns = [right("rank"), right("pid"), unfolded("comm"), right("calls")]
     table = plain_table(*columns, right("lag", least=4), last_call, right("quiet"))
-    heads = farthest(poll.ranks)
+    heads = poll.farthest()
     for cursor in shown:
         style = _style(poll, cursor)
         name = [_rank(cursor), str(cursor.pid or "")]

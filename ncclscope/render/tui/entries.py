@@ -17,7 +17,6 @@ __all__ = [
     "RankEntry",
     "comm_entries",
     "comm_label",
-    "farthest",
     "last_text",
     "rank_entries",
 ]
@@ -115,18 +114,9 @@ def last_text(last: LastCall | None) -> str:
     return " ".join(filter(None, (printable(last.op), shape_text(last.shape))))
 
 
-def farthest(ranks: Iterable[RingCursor]) -> dict[str, int]:
-    """Return the calls of the farthest member, by key of the communicator."""
-    found: dict[str, int] = {}
-    for cursor in ranks:
-        for key, on_comm in cursor.comm_cursors.items():
-            found[key] = max(found.get(key, 0), on_comm.seq)
-    return found
-
-
 def rank_entries(poll: Poll) -> list[RankEntry]:
     """Return the entries of all processes, in the order of ranks."""
-    most, reporting = farthest(poll.ranks), _reporting(poll.ranks)
+    most, reporting = poll.farthest(), _reporting(poll.ranks)
     return [_rank_entry(poll, cursor, most, reporting) for cursor in poll.ranks]
 
 

@@ -23,7 +23,9 @@ __all__ = [
     "only_writer",
     "open_regular",
     "parse",
+    "parse_object",
     "printable",
+    "rank_number",
     "text",
     "texts",
 ]
@@ -86,6 +88,15 @@ def parse(data: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def parse_object(data: str | bytes) -> dict[str, Any]:
+    """Parse a JSON text that holds an object; return an empty one for anything else."""
+    try:
+        value = parse(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def json_memory(data: bytes) -> int:
     """Return an upper estimate of the memory for parsing a JSON text, in bytes."""
     containers = 80 * data.count(b"[") + 250 * data.count(b"{")
@@ -103,6 +114,12 @@ def number(value: Any, largest: int = _LARGEST_COUNT) -> int:
     """Return a count from 0 to `largest`; 0 for any other value."""
     found = integer(value)
     return found if found is not None and 0 <= found <= largest else 0
+
+
+def rank_number(value: Any) -> int:
+    """Return a global rank; -1 for any other value."""
+    found = integer(value)
+    return found if found is not None and 0 <= found < MAX_RANKS else -1
 
 
 def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None:

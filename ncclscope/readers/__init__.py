@@ -116,12 +116,9 @@ def assemble(
         sources: Paths that the user named.
     """
     remarks = list(notes)
-    jobs = separate_linked(processes, remarks)
-    run = _assemble(jobs[0], remarks, sources)
-    if len(jobs) == 1:
-        return run
-    linked = tuple(_assemble(job, [], sources) for job in jobs[1:])
-    return replace(run, linked=linked)
+    first, *others = separate_linked(processes, remarks)
+    run = _assemble(first, remarks, sources)
+    return replace(run, linked=tuple(_assemble(job, [], sources) for job in others))
 
 
 def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[str]) -> Run:
@@ -267,11 +264,11 @@ def _without_repeats(processes: list[Rank]) -> tuple[list[Rank], list[Rank]]:
 
     A bundle of `attach` holds both, of one job. Rings record more about each call.
     """
-    ringed = {process.rank for process in processes if not _is_dump(process)}
+    rings = [process for process in processes if not _is_dump(process)]
     dumps = [process for process in processes if _is_dump(process)]
-    if not dumps or not {process.rank for process in dumps} <= ringed:
+    if not {process.rank for process in dumps} <= {process.rank for process in rings}:
         return processes, []
-    return [process for process in processes if not _is_dump(process)], dumps
+    return rings, dumps
 
 
 def _is_dump(process: Rank) -> bool:
@@ -320,12 +317,9 @@ def _began(process: Rank) -> int:
 
 def _newest_attempt(processes: list[Rank], notes: list[str]) -> list[Rank]:
     """Return the processes without those that torchrun ended before it started all again."""
-    attempts = Attempts({**process.details, "host": process.host} for process in processes)
-    kept = [
-        process
-        for process in processes
-        if attempts.is_newest({**process.details, "host": process.host})
-    ]
+    abouts = [{**process.details, "host": process.host} for process in processes]
+    attempts = Attempts(abouts)
+    kept = [one for one, about in zip(processes, abouts, strict=True) if attempts.is_newest(about)]
     if left_out := len(processes) - len(kept):
         notes.append(f"{plural(left_out, 'ring')} of earlier attempts left out")
     return kept

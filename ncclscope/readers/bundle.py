@@ -30,6 +30,7 @@ from ncclscope.untrusted import (
     open_regular,
     parse,
     printable,
+    rank_number,
 )
 
 __all__ = ["CAPTURE_FILE", "is_snapshot", "read_snapshot", "with_snapshot"]
@@ -85,8 +86,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def _has_rank(worker: Any) -> bool:
-    rank = integer(worker.get("rank")) if isinstance(worker, dict) else None
-    return rank is not None and 0 <= rank < MAX_RANKS
+    return isinstance(worker, dict) and rank_number(worker.get("rank")) >= 0
 
 
 def with_snapshot(run: Run, snapshot: Snapshot) -> Run:

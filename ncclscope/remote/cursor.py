@@ -150,13 +150,8 @@ class RemoteCursor(RingCursor):
         """
         self._known[key, seq] = hash
 
-    def hash_at(self, key: str, seq: int) -> int | None:
-        """Return the running hash after call `seq`, or None if it is unknown."""
-        comm_cursor = self.comm_cursors[key]
-        if seq > comm_cursor.seq:
-            return None
-        found = comm_cursor.kept(seq)
-        return self._known.get((key, seq)) if found is None else found
+    def _read_hash(self, key: str, seq: int) -> int | None:
+        return self._known.get((key, seq))
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
         """Request the newest calls; empty if the node does not answer."""

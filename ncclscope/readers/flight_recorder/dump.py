@@ -215,7 +215,7 @@ def _in_a_row(entries: list[Entry]) -> list[Entry]:
     The missing calls were captured into a CUDA graph, or had completed in a dump of pending calls
     only.
     """
-    first = _first(entries)
+    first = entries[0].seq if entries else 1
     if [entry.seq for entry in entries] == list(range(first, first + len(entries))):
         return entries if first > 0 else []
     row: list[Entry] = []
@@ -230,7 +230,3 @@ def _in_a_row(entries: list[Entry]) -> list[Entry]:
     if pending:
         row.append(together(pending))
     return [entry for entry in row if entry.seq > 0]
-
-
-def _first(entries: list[Entry]) -> int:
-    return entries[0].seq if entries else 1

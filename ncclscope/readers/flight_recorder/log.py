@@ -19,6 +19,10 @@ from ncclscope.untrusted import integer, text
 __all__ = ["DumpLog", "LazyCalls"]
 
 MAX_FRAMES = 128
+_SHARED = (
+    *("op", "dtype", "peer", "numel", "shape", "sizes", "out_sizes", "out_shape", "signature"),
+)
+"""Fields of a call that many entries share."""
 
 
 def find_sites(frames: Any) -> Sites:
@@ -77,29 +81,20 @@ class LazyCalls(Sequence[Call]):
         return self._call(self._entries[place])
 
     def _call(self, entry: Entry) -> Call:
-        posted = entry.posted
         state = entry.state
         places = find_sites(entry.frames)
         if entry.retired and entry.seq <= self._done:
             state = State.COMPLETED
         return Call(
-            op=posted.op,
             comm=self._comm,
             seq=entry.seq,
             position=(entry.time_ns or 0) if self._by_time else entry.position,
-            dtype=posted.dtype,
-            peer=posted.peer,
-            numel=posted.numel,
-            shape=posted.shape,
-            sizes=posted.sizes,
-            out_sizes=posted.out_sizes,
-            out_shape=posted.out_shape,
             site=places.site,
             full_site=places.full,
             user_site=places.user,
             time_ns=entry.time_ns,
             state=state,
-            signature=posted.signature,
+            **{name: getattr(entry.posted, name) for name in _SHARED},
         )
 
 

@@ -19,7 +19,7 @@ from ncclscope.readers.budget import Budget
 from ncclscope.readers.flight_recorder.dump import Dump, DumpBuilder
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from ncclscope.resources import without_collection
-from ncclscope.untrusted import MAX_RANKS, integer, json_memory, open_regular, parse, text
+from ncclscope.untrusted import MAX_RANKS, json_memory, open_regular, parse, rank_number, text
 
 __all__ = ["Dump", "NoDumpError", "is_dump", "read_dump"]
 
@@ -76,8 +76,8 @@ def read_dump(path: Path) -> Rank:
         data = file.read(status.st_size)  # not more: read() allocates what it is asked for
     with without_collection():
         value, dump = _parsed(data, path, budget)
-    own = integer(value.get("rank"))
-    rank = own if own is not None and 0 <= own < MAX_RANKS else rank_of(path)
+    own = rank_number(value.get("rank"))
+    rank = own if own >= 0 else rank_of(path)
     if rank is None:
         raise DamagedFileError(
             f"the rank of {path} is unknown",

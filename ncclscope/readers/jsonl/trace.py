@@ -28,12 +28,12 @@ from ncclscope.readers.jsonl import graphs as jsonl_graphs
 from ncclscope.readers.jsonl import transfers as jsonl_transfers
 from ncclscope.readers.unpacked import Unpacked
 from ncclscope.untrusted import (
-    MAX_RANKS,
     integer,
     integers,
     number,
     open_regular,
     parse,
+    rank_number,
     text,
     texts,
 )
@@ -52,6 +52,13 @@ _CHECK_EVERY = 256
 _CHECK_EVERY_BYTES = 1 << 20
 
 _STATES = {state.word: state for state in State}
+_HEADER = (
+    *("rank", "world_size", "host", "pid", "gpu", "labels"),
+    *("started_ns", "last_seen_ns", "exited"),
+)
+_PARAMETERS = ("shape", "dtype", "redop", "root", "peer", "sizes", "out_shape")
+_RARE = ("out_sizes", "user_site", "group", "graph")
+"""Fields of a call that its line leaves out where they are unknown."""
 
 
 def is_trace(path: Path) -> bool:
@@ -121,10 +128,9 @@ def read_trace(path: Path) -> Rank:
         logs[key] = ListLog(communicator, own, anchored=not window, made=made.get(key, 0))
         lost += logs[key].first - 1
     budget.check(f"{position} calls")
-    rank = integer(header.get("rank"))
     metadata = read_metadata(header.get("told"))
     return Rank(
-        rank=rank if rank is not None and 0 <= rank < MAX_RANKS else -1,
+        rank=rank_number(header.get("rank")),
         world_size=number(header.get("world_size")),
         host=text(header.get("host")) or "",
         pid=number(header.get("pid"), 1 << 31),
@@ -173,15 +179,8 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
     with _open(Path(path)) as file:
         header = {
             "ncclscope_trace": VERSION,
-            "rank": rank.rank,
-            "world_size": rank.world_size,
-            "host": rank.host,
-            "pid": rank.pid,
-            "gpu": rank.gpu,
+            **{name: getattr(rank, name) for name in _HEADER},
             "labels": dict(rank.labels),
-            "started_ns": rank.started_ns,
-            "last_seen_ns": rank.last_seen_ns,
-            "exited": rank.exited,
             "run": text(rank.details.get("run")) or "",
             "activities": [asdict(activity) for activity in rank.activities.values()],
         }
@@ -230,27 +229,14 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
         line["seq"] = call.seq
     line |= {
         "t_ns": call.time_ns,
-        "shape": call.shape,
-        "dtype": call.dtype,
-        "redop": call.redop,
-        "root": call.root,
-        "peer": call.peer,
-        "sizes": call.sizes,
-        "out_shape": call.out_shape,
+        **{name: getattr(call, name) for name in _PARAMETERS},
         "state": call.state.word,
         "captured": call.captured,
         "site": call.site and (call.full_site or call.site),
     }
     if call.numel is not None and (call.shape is None or call.numel != prod(call.shape)):
         line["numel"] = call.numel
-    if call.out_sizes is not None:
-        line["out_sizes"] = call.out_sizes
-    if call.user_site is not None:
-        line["user_site"] = call.user_site
-    if call.group is not None:
-        line["group"] = call.group
-    if call.graph is not None:
-        line["graph"] = call.graph
+    line |= {name: value for name in _RARE if (value := getattr(call, name)) is not None}
     if call.replay is not None:
         line |= jsonl_graphs.fields_of(call.replay)
     if call.op not in P2P_OPS and call.signature != call.sign():

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope.model import Call, DamagedCall, State
 from ncclscope.model.graphs import Replay
@@ -21,7 +25,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["decode", "decode_member", "is_signable"]
+__all__ = ["decode", "decode_member", "is_signable", "short_sites"]
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
@@ -125,6 +129,19 @@ def decode_member(ring: RingFile, call: int, key: str) -> Call:
     if found.op == "?" or _is_misshapen(found) or altered:
         return DamagedCall("?", key, 0, 0, signature=signature)
     return found
+
+
+def short_sites(ring: RingFile, numbers: NDArray[Any]) -> list[str | None]:
+    """Return the call sites of records, without folders.
+
+    Args:
+        ring: The ring.
+        numbers: Numbers of their texts, `[records]`.
+    """
+    distinct, places = np.unique(numbers, return_inverse=True)
+    texts = [ring.text(layout.KIND_SITE, number) for number in distinct.tolist()]
+    short = [read_sites(text).site for text in texts]
+    return [short[place] for place in places.tolist()]
 
 
 def is_signable(ring: RingFile, record: Records) -> bool:

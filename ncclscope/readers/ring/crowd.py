@@ -75,10 +75,7 @@ def _last_heartbeat(path: Path) -> int | None:
 
 def _started(path: Path) -> int | None:
     try:
-        ring = RingFile(path)
+        with RingFile(path) as ring:
+            return integer(ring.about.get("started_ns")) or None
     except (OSError, DamagedFileError):
         return None
-    try:
-        return integer(ring.about.get("started_ns")) or None
-    finally:
-        ring.close()

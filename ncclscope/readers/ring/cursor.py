@@ -26,7 +26,7 @@ from ncclscope.readers.ring.ranks import RingLog, communicators, is_alive, read_
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, RingImage, whole
 from ncclscope.ring.reader import ChannelState, RingFile
-from ncclscope.untrusted import MAX_RANKS, integer, number, text
+from ncclscope.untrusted import integer, number, rank_number, text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -176,8 +176,7 @@ class RingCursor:
 
     def _take_about(self, about: dict[str, Any]) -> None:
         self.about = about
-        rank = integer(about.get("rank"))
-        self.rank = rank if rank is not None and 0 <= rank < MAX_RANKS else -1
+        self.rank = rank_number(about.get("rank"))
         self.host = text(about.get("host")) or ""
         self.pid = number(about.get("pid"), _MOST_PIDS)
         self.gpu = integer(about.get("gpu"))

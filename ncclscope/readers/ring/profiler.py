@@ -9,7 +9,7 @@ from typing import Any
 from ncclscope.model import Communicator
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
-from ncclscope.untrusted import MAX_RANKS, integer, number, parse
+from ncclscope.untrusted import integer, number, parse_object, rank_number
 
 __all__ = ["ProfilerNotes", "profiler_notes"]
 
@@ -55,8 +55,7 @@ def profiler_notes(ring: RingFile, found: Mapping[int, Communicator]) -> Profile
         if index not in found:
             continue
         key = found[index].key
-        place = integer(about.get("comm_rank"))
-        if place is not None and 0 <= place < MAX_RANKS:
+        if (place := rank_number(about.get("comm_rank"))) >= 0:
             places[key] = place
         if about.get("joined_late") is True:
             late.add(index)
@@ -77,13 +76,5 @@ def _descriptions(ring: RingFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
     changes = ring.texts.get(layout.KIND_COMM_UPDATE, [])
     for index, spelled in (*enumerate(texts, 1), *((0, change) for change in changes)):
         if any(name in spelled for name in _NAMES):
-            about = _object(spelled)
+            about = parse_object(spelled)
             yield index or number(about.get("comm")), about
-
-
-def _object(spelled: str) -> Mapping[str, Any]:
-    try:
-        value = parse(spelled)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

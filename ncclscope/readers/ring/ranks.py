@@ -17,8 +17,8 @@ from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.device import DeviceProgress
 from ncclscope.model.metadata import DAMAGED, read_about
 from ncclscope.model.signature import BASE
-from ncclscope.model.sites import read as read_sites
-from ncclscope.readers.ring.calls import decode, is_signable
+from ncclscope.model.text import plural
+from ncclscope.readers.ring.calls import decode, is_signable, short_sites
 from ncclscope.readers.ring.device import device_progress, with_states
 from ncclscope.readers.ring.distinct import Distinct, distinct_records
 from ncclscope.readers.ring.profiler import profiler_notes
@@ -29,7 +29,16 @@ from ncclscope.readers.ring.transfers import engine_transfers, lost_transfers
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
-from ncclscope.untrusted import MAX_RANKS, integer, integers, number, parse, text, texts
+from ncclscope.untrusted import (
+    MAX_RANKS,
+    integer,
+    integers,
+    number,
+    parse_object,
+    rank_number,
+    text,
+    texts,
+)
 
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
 
@@ -70,7 +79,7 @@ def read_ring(path: Path) -> Rank:
     if alive and procfs.waits_for_input(pid):
         details["waits_for_input"] = True
     return Rank(
-        rank=_rank(about.get("rank")),
+        rank=rank_number(about.get("rank")),
         world_size=number(about.get("world_size")),
         host=host,
         pid=pid,
@@ -121,7 +130,7 @@ def _damage(ring: RingFile, found: Mapping[int, Communicator]) -> list[dict[str,
     )
     damage = []
     if lost:
-        where = "1 communicator" if lost == 1 else f"{lost} communicators"
+        where = plural(lost, "communicator")
         damage.append(f"the calls on {where} cannot be read: the description is damaged")
     if ring.exited_ns and ring.is_torn:
         damage.append("the record of its last call is damaged")
@@ -226,10 +235,7 @@ class RingLog:
         records = self._records(start, stop)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).sites()
-        numbers, places = np.unique(records["site"], return_inverse=True)
-        texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
-        short = [read_sites(text).site for text in texts]
-        return [short[place] for place in places.tolist()]
+        return short_sites(self._ring, records["site"])
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         """Return the positions of calls ``start`` to ``stop - 1`` in the rank's stream."""
@@ -334,7 +340,7 @@ def communicators(ring: RingFile) -> dict[int, Communicator]:
     """
     changes: dict[int, list[str]] = {}
     for spelled in ring.texts.get(layout.KIND_COMM_UPDATE, []):
-        changes.setdefault(number(_object(spelled).get("comm")), []).append(spelled)
+        changes.setdefault(number(parse_object(spelled).get("comm")), []).append(spelled)
     found: dict[int, Communicator] = {}
     members = 0
     for index, spelled in enumerate(ring.texts.get(layout.KIND_COMM, []), 1):
@@ -354,12 +360,12 @@ def communicators(ring: RingFile) -> dict[int, Communicator]:
 @lru_cache(maxsize=_KEPT)
 def _communicator(spelled: str, *changes: str) -> Communicator | None:
     """Parse a communicator; cached, since all its members write the same description."""
-    about = _object(spelled)
+    about = parse_object(spelled)
     key = text(about.get("key"))
     if key is None:
         return None
     for change in changes:
-        changed = _object(change)
+        changed = parse_object(change)
         about.update({name: changed[name] for name in changed if name not in ("comm", "key")})
     return Communicator(
         key=key,
@@ -383,19 +389,6 @@ def _range(value: Any) -> tuple[int, ...]:
         return tuple(ranks) if len(ranks) <= MAX_RANKS else ()
     except OverflowError:
         return ()
-
-
-def _object(spelled: str) -> dict[str, Any]:
-    try:
-        value = parse(spelled)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _rank(value: Any) -> int:
-    found = integer(value)
-    return found if found is not None and 0 <= found < MAX_RANKS else -1
 
 
 def is_alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from ncclscope.model import Call, State
 from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph, Replay
-from ncclscope.model.sites import read as read_sites
-from ncclscope.readers.ring.calls import decode, decode_member
+from ncclscope.readers.ring.calls import decode, decode_member, short_sites
 from ncclscope.readers.ring.device import known_states, with_states
 from ncclscope.readers.ring.distinct import Distinct, distinct_records
-from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import Listed
 from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
@@ -101,10 +99,7 @@ class Expansion:
         calls, places = np.unique(self._table.calls[self._flat], return_inverse=True)
         sites = [int(self._ring.graphs.record(call)["site"][0]) for call in calls.tolist()]
         numbers[self._replayed] = np.array(sites, np.int64)[places] if sites else 0
-        numbers, places = np.unique(numbers, return_inverse=True)
-        texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
-        short = [read_sites(text).site for text in texts]
-        return [short[place] for place in places.tolist()]
+        return short_sites(self._ring, numbers)
 
     def positions(self) -> list[int]:
         """Return the position of each call in the rank's stream."""
@@ -147,52 +142,37 @@ class Expansion:
         which = self._which[self._replayed]
         rows = self._rows[which]
         seqs = self._seqs()[self._replayed]
-        columns = (
-            seqs,
-            self._positions()[self._replayed],
-            records["time"][which],
+        columns = {
+            "seq": seqs,
+            "position": self._positions()[self._replayed],
+            "time_ns": records["time"][which],
+            "graph": records["graph"][which],
+            "signature": table.signatures[self._flat],
+        }
+        others = (
             known_states(self._device, seqs.astype(np.uint64), records["state"][which]),
             records["numel"][which],
-            records["graph"][which],
-            table.calls[self._flat],
             table.places[self._flat] + 1,
             table.lengths[rows],
             table.groups[self._flat],
-            table.signatures[self._flat],
+            table.calls[self._flat],
         )
         known: dict[int, Call] = {}
-        listed = zip(self._replayed.tolist(), *(c.tolist() for c in columns), strict=True)
-        for (
-            at,
-            seq,
-            position,
-            when,
-            state,
-            number,
-            graph,
-            call,
-            place,
-            length,
-            group,
-            sign,
-        ) in listed:
+        same = zip(*(column.tolist() for column in columns.values()), strict=True)
+        rest = zip(*(column.tolist() for column in others), strict=True)
+        for at, fields, other in zip(self._replayed.tolist(), same, rest, strict=True):
+            state, number, place, length, group, call = other
             template = known.get(call)
             if template is None:
                 template = known[call] = decode_member(self._ring, call, self._key)
-            yield (
-                at,
-                replace(
-                    template,
-                    seq=seq,
-                    position=position,
-                    time_ns=when,
-                    state=State(min(state, State.COMPLETED)),
-                    group=group or None,
-                    graph=graph,
-                    signature=sign,
-                    replay=Replay(number, place, length),
-                ),
+            found = replace(
+                template,
+                state=State(min(state, State.COMPLETED)),
+                group=group or None,
+                replay=Replay(number, place, length),
+                **dict(zip(columns, fields, strict=True)),
             )
+            yield at, found
 
     def _seqs(self) -> NDArray[np.int64]:
         spans = self._table.spans(self._records)

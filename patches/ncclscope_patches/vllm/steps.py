@@ -35,18 +35,16 @@ class VllmSteps(StepPatch):
         output = args[1] if len(args) > 1 else kwargs["scheduler_output"]
         tokens = int(output.total_num_scheduled_tokens)
         # Without tokens there is no forward pass; the engine runs a dummy batch if needed.
-        return self._begin("execute_model", tokens, dummy=False) if tokens else None
+        return self._noted("execute_model", tokens) if tokens else None
 
     def _dummy(self, _args: Any, _kwargs: Any) -> tuple[str, int] | None:
-        return self._begin("execute_dummy_batch", 0, dummy=True)
+        return self._noted("execute_dummy_batch", 0, dummy=True)
 
-    def _begin(self, method: str, tokens: int, *, dummy: bool) -> tuple[str, int] | None:
-        post = self._post or self._open()
-        if post is None:
-            return None
-        self._number = number = self._number + 1
-        post(number, tokens, dummy)
-        return method, number
+    def _noted(self, method: str, tokens: int, *, dummy: bool = False) -> tuple[str, int] | None:
+        """Record the next step; return what to note of its method, None without tracing."""
+        before = self._number
+        self._next(tokens, dummy)
+        return (method, self._number) if self._number > before else None
 
     def _sample(self, _args: Any, _kwargs: Any) -> tuple[str, int]:
         return "sample_tokens", self._number

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 
+from ncclscope.attach.limited import run_limited
 from ncclscope.model.snapshot import Stacks, Thread
 from ncclscope.untrusted import printable
 
 __all__ = ["is_installed", "merge_native", "parse_pystack", "read_native"]
 
 _TIME_LIMIT = 8.0
-_MOST_BYTES = 1 << 24
 _THREAD = re.compile(r"Traceback for thread (\d+)(?: \((.*?)\))? ")
 _LIBRARY = re.compile(r" \((?:inlined\) \()?/?(?:[^()]*/)?([^/()]+)\)$")
 """The path of a library at the end of a frame; only its file name is kept."""
@@ -36,18 +34,12 @@ def is_installed() -> bool:
 def read_native(pid: int) -> tuple[Thread, ...] | str:
     """Return all threads of a process with their C frames, or why they could not be read."""
     command = [sys.executable, "-m", "pystack", "remote", "--native-all", str(pid)]
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL
-        )
-        try:
-            status = process.wait(_TIME_LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return f"pystack did not finish within {_TIME_LIMIT:g} s"
-        output.seek(0)
-        text = output.read(_MOST_BYTES).decode("utf-8", "replace")
-    return parse_pystack(text) if status == 0 else f"pystack exited with status {status}"
+    status, output, _ = run_limited(command, _TIME_LIMIT)
+    if status is None:
+        return f"pystack did not finish within {_TIME_LIMIT:g} s"
+    if status != 0:
+        return f"pystack exited with status {status}"
+    return parse_pystack(output.decode("utf-8", "replace"))
 
 
 def parse_pystack(text: str) -> tuple[Thread, ...]:

@@ -12,9 +12,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -44,6 +45,8 @@ __all__ = [
     "give_ranks",
     "left_out",
 ]
+
+_T = TypeVar("_T")
 
 _OF_THE_JOB = re.compile(
     r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_DEVICE_ORDER|"
@@ -85,25 +88,25 @@ def describe(pid: int) -> Candidate:
     """
     state = state_of(pid)
     if state in "ZX":
-        return Candidate(pid, parent=_parent(pid))
+        return Candidate(pid, parent=_ask(pid, psutil.Process.ppid) or 0)
     if state != "D":
         return _describe(pid)
     found: list[Candidate] = []
     thread = threading.Thread(target=lambda: found.append(_describe(pid)), daemon=True)
     thread.start()
     thread.join(_KERNEL_LIMIT)
-    return found[0] if found else Candidate(pid, parent=_parent(pid))
+    return found[0] if found else Candidate(pid, parent=_ask(pid, psutil.Process.ppid) or 0)
 
 
 def _describe(pid: int) -> Candidate:
     words = _words(pid)
     maps = _maps(pid)
-    above = _ancestors(pid)
+    above = [process.pid for process in _ask(pid, psutil.Process.parents) or ()]
     threads = _thread_names(pid)
     lines = (words, *(_words(ancestor) for ancestor in above[:_GENERATIONS]))
     return Candidate(
         pid=pid,
-        parent=_parent(pid),
+        parent=_ask(pid, psutil.Process.ppid) or 0,
         title=printable(_title(words)[:300].strip()),
         words=tuple(words),
         environment=_environment(pid),
@@ -318,19 +321,12 @@ def _may_be_python(pid: int) -> bool:
     return state_of(pid) not in "ZX" and Path(f"/proc/{pid}/exe").is_symlink()
 
 
-def _parent(pid: int) -> int:
+def _ask(pid: int, question: Callable[[psutil.Process], _T]) -> _T | None:
+    """Return what psutil says about a process; None if it has ended or must not be read."""
     try:
-        return psutil.Process(pid).ppid()
+        return question(psutil.Process(pid))
     except psutil.Error:
-        return 0
-
-
-def _ancestors(pid: int) -> list[int]:
-    """Return the pids of its ancestors, its parent first."""
-    try:
-        return [process.pid for process in psutil.Process(pid).parents()]
-    except psutil.Error:
-        return []
+        return None
 
 
 def _thread_names(pid: int) -> dict[int, str]:
@@ -351,10 +347,7 @@ def _title(words: Sequence[str]) -> str:
 
 
 def _words(pid: int) -> list[str]:
-    try:
-        return [word for word in psutil.Process(pid).cmdline() if word]
-    except psutil.Error:
-        return []
+    return [word for word in _ask(pid, psutil.Process.cmdline) or () if word]
 
 
 def _environment(pid: int) -> dict[str, str]:

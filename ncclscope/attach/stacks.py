@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sysconfig
-import tempfile
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ncclscope.attach.limited import run_limited
 from ncclscope.attach.source_lines import called_names
 from ncclscope.model import sites
 from ncclscope.model.snapshot import NO_PERMISSION, Frame, Stacks, Thread
@@ -34,7 +32,6 @@ AT_ONCE = 8
 
 _OWN = re.compile(r"(?:^|/)(?:ncclscope_patches|ncclscope/(?:tracing|guard))/")
 """Frames of ncclscope's own probes, which are no part of the program."""
-_MOST_BYTES = 1 << 24
 _MOST_FRAMES = 1000
 _MOST_LINES = 1 << 31
 _COUNTER = re.compile(
@@ -95,36 +92,9 @@ class PySpy:
             return Stacks(error=f"py-spy's output cannot be read: {error}")
 
     def _dump(self, pid: int, *options: str) -> tuple[int | None, bytes, str]:
-        """Run py-spy; return status (None after a timeout), stdout and stderr.
-
-        It writes to files, and every wait has a limit: py-spy itself can hang in the kernel
-        when its target does, and then not even SIGKILL ends it.
-        """
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            command = [self._program, "dump", "--nonblocking", "--json", *options]
-            try:
-                process = subprocess.Popen(
-                    [*command, "--pid", str(pid)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=errors,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                return -1, b"", str(error)
-            try:
-                status = process.wait(self._time_limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                _reap(process)
-                return None, b"", ""
-            output.seek(0)
-            errors.seek(0)
-            return (
-                status,
-                output.read(_MOST_BYTES),
-                errors.read(_MOST_BYTES).decode("utf-8", "replace"),
-            )
+        """Run py-spy; return status (None after a timeout), stdout and stderr."""
+        command = [self._program, "dump", "--nonblocking", "--json", *options, "--pid", str(pid)]
+        return run_limited(command, self._time_limit)
 
 
 def parse_dump(data: bytes) -> Stacks:
@@ -210,10 +180,3 @@ def _reason(errors: str) -> str:
         return "py-spy finds no Python interpreter in it"
     first = errors.strip().partition("\n")[0].removeprefix("Error: ")
     return printable(first[:200]) or "py-spy failed without a message"
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait up to 0.2 s for a killed process, so that it does not stay a zombie."""
-    deadline = time.monotonic() + 0.2
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)

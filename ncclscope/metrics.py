@@ -7,9 +7,7 @@ Labels are those of NCCL Inspector if it has one for the same thing (``node``, `
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Protocol
-
-from ncclscope.model import Communicator, Finding
+from typing import Any
 
 __all__ = [
     "METRICS",
@@ -45,19 +43,14 @@ Labels = Mapping[str, str]
 Sample = tuple[str, Labels, float]
 
 
-class _Process(Protocol):
-    @property
-    def host(self) -> str: ...
-    @property
-    def gpu(self) -> int | None: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
+def verdict_samples(status: str, cause: Any, job: Labels) -> Iterator[Sample]:
+    """Yield the samples of a status and of the finding behind it, if there is one.
 
-
-def verdict_samples(status: str, cause: Finding | None, job: Labels) -> Iterator[Sample]:
-    """Yield the samples of a status and its cause, with the labels of the job."""
+    Args:
+        status: As in the JSON verdict.
+        cause: The finding; None without one.
+        job: Labels of the job.
+    """
     for known in _STATUSES:
         yield "ncclscope_status", {"status": known, **job}, float(known == status)
     if cause is not None:
@@ -70,8 +63,8 @@ def verdict_samples(status: str, cause: Finding | None, job: Labels) -> Iterator
         yield "ncclscope_verdict", {**about, **job}, 1.0
 
 
-def process_labels(process: _Process) -> Labels:
-    """Return the labels of a process."""
+def process_labels(process: Any) -> Labels:
+    """Return the labels of a process: of a rank, or of the cursor of its ring."""
     return {
         "node": process.host,
         "gpu": "" if process.gpu is None else str(process.gpu),
@@ -80,7 +73,7 @@ def process_labels(process: _Process) -> Labels:
     }
 
 
-def comm_labels(comm: Communicator, hosts: Collection[str]) -> Labels:
+def comm_labels(comm: Any, hosts: Collection[str]) -> Labels:
     """Return the labels of a communicator whose members run on these hosts."""
     return {
         "comm_name": comm.label,

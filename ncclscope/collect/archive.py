@@ -11,6 +11,7 @@ them into holes of a sparse file again.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tarfile
 import time
@@ -53,10 +54,7 @@ class Packer:
         Raises:
             ValueError: The name is too long or not valid.
         """
-        self._zip.write(_header(name, len(data)))
-        self._zip.write(data)
-        self._pad(len(data))
-        self.files += 1
+        self.add_stream(name, io.BytesIO(data), len(data))
 
     def add_file(self, name: str, path: Path) -> int:
         """Add a file from disk, which another process may be writing.
@@ -96,16 +94,13 @@ class Packer:
             data = data or bytes(min(_SLICE, left))
             self._zip.write(data)
             left -= len(data)
-        self._pad(size)
+        self._zip.write(bytes(-size % _BLOCK))
         self.files += 1
 
     def close(self) -> None:
         """Write the end of the archive, without which a reader knows it as truncated."""
         self._zip.write(bytes(2 * _BLOCK))
         self._zip.close()
-
-    def _pad(self, size: int) -> None:
-        self._zip.write(bytes(-size % _BLOCK))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError, os_reason
-from ncclscope.model.text import plural
 from ncclscope.private import make_private
 from ncclscope.readers.nodes import node_notes
 from ncclscope.untrusted import printable
@@ -167,7 +166,7 @@ def _fetch(
     except (NcclscopeError, OSError) as error:
         status, reason = "failed", str(error)
     if came.files and status != "delivered":
-        reason += f"; {plural(came.files, 'file')} arrived before that"
+        reason += f"; {came.files} {'file' if came.files == 1 else 'files'} arrived before that"
     try:
         kept = bool(came.files and part.rename(directory / folder))
     except OSError as error:

@@ -50,6 +50,11 @@ class RoutingShape:
             return np.dtype(np.uint8)
         return np.dtype(np.uint16 if self.experts <= 1 << 16 else np.int32)
 
+    @property
+    def token_bytes(self) -> int:
+        """Size of one token's routing in bytes."""
+        return self.layers * self.top_k * self.dtype.itemsize
+
     def empty(self, tokens: int) -> Ids:
         """Return zeros, ``[tokens, layers, top_k]``."""
         return np.zeros((tokens, self.layers, self.top_k), self.dtype)

@@ -11,6 +11,7 @@ none. It replaces any dispatcher of vLLM's whose methods take no arguments that 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from typing import Any
@@ -20,7 +21,7 @@ from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 from ncclscope_patches.vllm.dispatch_manager import MODES, make_manager
 
-__all__ = ["VARIABLE", "install"]
+__all__ = ["VARIABLE", "install", "wanted"]
 
 VARIABLE = "NCCLSCOPE_VLLM_DISPATCH"
 
@@ -29,15 +30,17 @@ _STOCK = "AgRsAll2AllManager"
 _NEEDED = ("_get_comm_group", "_get_sizes", "dispatch", "dispatch_router_logits", "combine")
 
 _hook = ImportHook()
-_waiting = False
 
 
+def wanted() -> bool:
+    """Return whether the environment names another dispatcher."""
+    return bool(settings.variable("VLLM_DISPATCH"))
+
+
+@functools.cache
 def install() -> None:
-    """Replace vLLM's dispatcher as soon as it is imported."""
-    global _waiting
-    if not _waiting:
-        _waiting = True
-        _hook.after(_MODULE, _replace)
+    """Replace vLLM's dispatcher as soon as it is imported; later calls do nothing."""
+    _hook.after(_MODULE, _replace)
 
 
 def _replace() -> None:

@@ -5,12 +5,21 @@ Each part has its own environment variable; without one, nothing is imported.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Callable
 
 from ncclscope import settings
 
 __all__ = ["register"]
+
+_PARTS = (
+    ("VLLM_DISPATCH", "dispatch", "vLLM's own dispatcher stays"),
+    ("VLLM_CPU_MOE", "cpu_moe", "NCCLSCOPE_VLLM_CPU_MOE has no effect"),
+    ("VLLM_ROUTED_EXPERTS", "routing", "NCCLSCOPE_VLLM_ROUTED_EXPERTS has no effect"),
+)
+"""Variable, module and what a failure means, of each part besides the probes."""
 
 
 def register() -> None:
@@ -23,12 +32,9 @@ def register() -> None:
     vLLM does not catch exceptions of plugins, so one here would end the process.
     """
     _attempt(_trace, "tracing is off in this process")
-    if settings.variable("VLLM_DISPATCH"):
-        _attempt(_replace_dispatch, "vLLM's own dispatcher stays in this process")
-    if settings.variable("VLLM_CPU_MOE"):
-        _attempt(_extend_cpu, "NCCLSCOPE_VLLM_CPU_MOE has no effect in this process")
-    if settings.variable("VLLM_ROUTED_EXPERTS"):
-        _attempt(_return_routing, "NCCLSCOPE_VLLM_ROUTED_EXPERTS has no effect in this process")
+    for variable, part, otherwise in _PARTS:
+        if settings.variable(variable):
+            _attempt(functools.partial(_install, part), f"{otherwise} in this process")
 
 
 def _attempt(install: Callable[[], None], otherwise: str) -> None:
@@ -47,21 +53,7 @@ def _trace() -> None:
         registry.install_all()
 
 
-def _replace_dispatch() -> None:
-    from ncclscope_patches.vllm import dispatch as vllm_dispatch
-
-    vllm_dispatch.install()
-
-
-def _extend_cpu() -> None:
-    from ncclscope_patches.vllm import cpu_moe as vllm_cpu_moe
-
-    if vllm_cpu_moe.wanted():
-        vllm_cpu_moe.install()
-
-
-def _return_routing() -> None:
-    from ncclscope_patches.vllm import routing as vllm_routing
-
-    if vllm_routing.wanted():
-        vllm_routing.install()
+def _install(part: str) -> None:
+    module = importlib.import_module(f"{__package__}.{part}")
+    if module.wanted():
+        module.install()

@@ -22,9 +22,8 @@ methods are wrapped, not replaced, and errors of the wrappers do not reach them.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from ncclscope import settings
 from ncclscope.tracing import session
@@ -39,7 +38,6 @@ TRIED = ("0.26.0", "0.30.0", "0.32.0")
 that it wraps, and routers that pass :mod:`.self_test`; a line says so."""
 
 _hook = ImportHook()
-_waiting = False
 
 
 def wanted() -> bool:
@@ -47,12 +45,9 @@ def wanted() -> bool:
     return settings.variable("VLLM_ROUTED_EXPERTS") == "1"
 
 
+@functools.cache
 def install() -> None:
     """Add each part when vLLM imports its module; later calls do nothing."""
-    global _waiting
-    if _waiting:
-        return
-    _waiting = True
     for module, part, extend in _PLACES:
         _hook.after(module, functools.partial(_extend, module, part, extend))
 
@@ -64,10 +59,7 @@ def _extend(module: str, part: str, extend: str) -> None:
             text = f"{VARIABLE}: not tried on vLLM {version}; on if the worker's self-test passes"
             session.warn_once(f"{VARIABLE} {version}", text)
         # Import late: the parts import torch and numpy, which a process may never need.
-        function: Callable[[Any], None] = getattr(
-            __import__(f"{__name__}.{part}", fromlist=[extend]), extend
-        )
-        function(sys.modules[module])
+        getattr(importlib.import_module(f"{__name__}.{part}"), extend)(sys.modules[module])
     except Exception as error:
         session.warn_once(VARIABLE, f"{VARIABLE} has no effect in this process: {error}")
 

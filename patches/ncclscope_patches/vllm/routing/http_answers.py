@@ -13,7 +13,7 @@ from ncclscope_patches.vllm.routing import configuration
 from ncclscope_patches.vllm.routing.outputs import RESULT, joined
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
-__all__ = ["Pending", "extend_chat", "extend_completions", "noting", "with_fields"]
+__all__ = ["Pending", "extend_chat", "extend_completions", "noting", "streaming", "with_fields"]
 
 _DATA = "data: "
 
@@ -29,7 +29,7 @@ def extend_chat(module: Any) -> None:
     """Add the fields to answers of ``/v1/chat/completions``."""
     serving = module.OpenAIServingChat
     wrap(serving, "chat_completion_full_generator", _chat_response)
-    wrap(serving, "chat_completion_stream_generator", _chat_stream)
+    wrap(serving, "chat_completion_stream_generator", streaming(_may_ask, _encoding))
 
 
 class Pending:
@@ -124,15 +124,27 @@ def _completion_stream(
     return with_fields(chunks, pending, lambda: _encoding(request))
 
 
-def _chat_stream(
-    usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
-) -> Any:
-    if not _may_ask(request):
-        return usual(self, request, result_generator, *args, **kwargs)
-    pending = Pending()
-    noted = noting(result_generator, lambda result: pending.note(result.outputs))
-    chunks = usual(self, request, noted, *args, **kwargs)
-    return with_fields(chunks, pending, lambda: _encoding(request))
+def streaming(
+    wanted: Callable[[Any], bool], encoding: Callable[[Any], str]
+) -> Callable[..., AsyncIterator[str]]:
+    """Return a wrapper of the method that streams the answer to a request.
+
+    Args:
+        wanted: Whether a request may get fields; the streams of others pass unchanged.
+        encoding: Return the encoding that a request asked for.
+    """
+
+    def stream(
+        usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not wanted(request):
+            return usual(self, request, result_generator, *args, **kwargs)
+        pending = Pending()
+        noted = noting(result_generator, lambda result: pending.note(result.outputs))
+        chunks = usual(self, request, noted, *args, **kwargs)
+        return with_fields(chunks, pending, lambda: encoding(request))
+
+    return stream
 
 
 async def noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[Any]:

@@ -35,8 +35,8 @@ def extend_scheduler(module: Any) -> None:
     wrap(scheduler, "__init__", _init_scheduler)
     wrap(scheduler, "schedule", _schedule)
     wrap(scheduler, "update_from_output", _update_from_output)
-    wrap(scheduler, "_preempt_request", _preempt_request)
-    wrap(scheduler, "_free_request", _free_request)
+    wrap(scheduler, "_preempt_request", _reporting(SchedulerRouting.preempted))
+    wrap(scheduler, "_free_request", _reporting(SchedulerRouting.ended))
     wrap(scheduler, "reset_prefix_cache", _reset_prefix_cache)
 
 
@@ -319,16 +319,15 @@ def _sampled_counts(scheduler_output: Any, model_runner_output: Any) -> dict[str
     return {name: len(tokens[place]) for name, place in index.items()} if tokens else {}
 
 
-def _preempt_request(usual: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    result = usual(self, request, *args, **kwargs)
-    _guarded(self, lambda routing: routing.preempted(request.request_id))
-    return result
+def _reporting(report: Callable[[SchedulerRouting, str], None]) -> Callable[..., Any]:
+    """Return a wrapper of a method on a request, which reports the request's id afterwards."""
 
+    def around(usual: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = usual(self, request, *args, **kwargs)
+        _guarded(self, lambda routing: report(routing, request.request_id))
+        return result
 
-def _free_request(usual: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    result = usual(self, request, *args, **kwargs)
-    _guarded(self, lambda routing: routing.ended(request.request_id))
-    return result
+    return around
 
 
 def _reset_prefix_cache(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,11 +6,12 @@ are models without room for further fields, so these are added when an answer be
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.serving import choice_fields
-from ncclscope_patches.vllm.routing.http_answers import Pending, noting, with_fields
+from ncclscope_patches.vllm.routing.http_answers import Pending, noting, streaming
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
 __all__ = ["extend_tokens"]
@@ -21,7 +22,10 @@ _FIELDS = "_ncclscope_routing_fields"
 def extend_tokens(module: Any) -> None:
     """Add the fields, whole or streamed."""
     wrap(module.ServingTokens, "serve_tokens_full_generator", _whole)
-    wrap(module.ServingTokens, "serve_tokens_stream_generator", _stream)
+    stream = streaming(
+        lambda request: _asked(request).wanted, lambda request: _asked(request).encoding
+    )
+    wrap(module.ServingTokens, "serve_tokens_stream_generator", stream)
 
 
 def _asked(request: Any) -> RoutingRequest:
@@ -40,33 +44,15 @@ async def _whole(
             choice.index: choice_fields(pending.take(choice.index), encoding)
             for choice in response.choices
         }
-        response.__class__ = _with_room(type(response))
+        response.__class__ = _with_room(response.__class__)
         object.__setattr__(response, _FIELDS, fields)
     return response
 
 
-def _stream(
-    usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
-) -> Any:
-    if not _asked(request).wanted:
-        return usual(self, request, result_generator, *args, **kwargs)
-    pending = Pending()
-    noted = noting(result_generator, lambda result: pending.note(result.outputs))
-    chunks = usual(self, request, noted, *args, **kwargs)
-    return with_fields(chunks, pending, lambda: _asked(request).encoding)
-
-
-_classes: dict[type[Any], type[Any]] = {}
-
-
-def _with_room(kind: type[Any]) -> type[Any]:
+@functools.cache
+def _with_room(kind: Any) -> Any:
     """Return a class of answers whose documents have the fields; one for each of vLLM's."""
-    if kind not in _classes:
-        _classes[kind] = _extended(kind)
-    return _classes[kind]
 
-
-def _extended(kind: type[Any]) -> type[Any]:
     class Answer(kind):  # type: ignore[misc]
         def model_dump(self, *args: Any, **kwargs: Any) -> Any:
             document = super().model_dump(*args, **kwargs)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Check"]
+__all__ = ["Check", "Outcome"]
+
+Outcome = tuple[str, ...]
+"""Status, state and, if something needs to change, how: what a check adds to its name."""
 
 
 @dataclass(frozen=True)

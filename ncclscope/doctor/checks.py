@@ -14,7 +14,7 @@ from ncclscope.attach.flight_pipe import PIPE_VARIABLE
 from ncclscope.attach.gpu import open_nvml
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.stacks import PySpy, find_py_spy
-from ncclscope.doctor.check import Check
+from ncclscope.doctor.check import Check, Outcome
 from ncclscope.doctor.file_systems import check_places
 from ncclscope.doctor.installed import check_installation, vllm_version
 from ncclscope.ring import layout
@@ -42,28 +42,26 @@ def is_useful(checks: Sequence[Check]) -> bool:
 def _tracing() -> Iterable[Check]:
     section = "tracing"
     named = os.environ.get("NCCLSCOPE_DIR") or os.environ.get("NCCL_SCOPE_DIR")
-    if os.environ.get("NCCLSCOPE") == "0":
-        yield Check(section, "switch", "off", "NCCLSCOPE=0: nothing is traced", "unset NCCLSCOPE")
-    elif named:
-        yield Check(section, "switch", "ok", f"NCCLSCOPE_DIR={named}: new processes are traced")
-    else:
-        yield Check(
-            section,
-            "switch",
-            "off",
-            "NCCLSCOPE_DIR is not set: new processes are not traced",
-            "ncclscope run -- COMMAND, or export NCCLSCOPE_DIR=/dev/shm/DIR",
-        )
+    yield Check(section, "switch", *_switch(named))
     yield from check_places(section, named)
-    yield _found_rings(section, [Path(named)] if named else _default_places())
-    yield _vllm_filter(section)
+    places = [Path(named)] if named else [path for path in (_SHM,) if path.is_dir()]
+    yield Check(section, "recorded", *_found_rings(places))
+    yield Check(section, "vllm", *_vllm_filter())
 
 
-def _default_places() -> list[Path]:
-    return [path for path in (_SHM,) if path.is_dir()]
+def _switch(named: str | None) -> Outcome:
+    if os.environ.get("NCCLSCOPE") == "0":
+        return "off", "NCCLSCOPE=0: nothing is traced", "unset NCCLSCOPE"
+    if named:
+        return "ok", f"NCCLSCOPE_DIR={named}: new processes are traced"
+    return (
+        "off",
+        "NCCLSCOPE_DIR is not set: new processes are not traced",
+        "ncclscope run -- COMMAND, or export NCCLSCOPE_DIR=/dev/shm/DIR",
+    )
 
 
-def _found_rings(section: str, places: Sequence[Path]) -> Check:
+def _found_rings(places: Sequence[Path]) -> Outcome:
     found: dict[Path, int] = {}
     for place in places:
         for folder, folders, names in os.walk(place):
@@ -76,11 +74,9 @@ def _found_rings(section: str, places: Sequence[Path]) -> Check:
                 break
     where = ", ".join(map(str, places)) or "/dev/shm"
     if not found:
-        return Check(section, "recorded", "off", f"no ring below {where}")
+        return "off", f"no ring below {where}"
     newest = max(found, key=_age)
-    return Check(
-        section,
-        "recorded",
+    return (
         "ok",
         f"{plural(sum(found.values()), 'ring')} in {plural(len(found), 'folder')}, "
         f"the newest in {newest}",
@@ -95,24 +91,16 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _vllm_filter(section: str) -> Check:
+def _vllm_filter() -> Outcome:
     filter = os.environ.get("VLLM_PLUGINS")
     version = vllm_version()
     if version is None:
-        return Check(
-            section,
-            "vllm",
-            "off",
-            "vLLM is not installed in this Python",
-            "install ncclscope there",
-        )
+        return "off", "vLLM is not installed in this Python", "install ncclscope there"
     if filter is None:
-        return Check(section, "vllm", "ok", f"vLLM {version}; VLLM_PLUGINS is not set: all load")
+        return "ok", f"vLLM {version}; VLLM_PLUGINS is not set: all load"
     if "ncclscope" in filter.split(","):
-        return Check(section, "vllm", "ok", f"vLLM {version}; VLLM_PLUGINS={filter}")
-    return Check(
-        section,
-        "vllm",
+        return "ok", f"vLLM {version}; VLLM_PLUGINS={filter}"
+    return (
         "bad",
         f"vLLM {version}; VLLM_PLUGINS={filter} does not include ncclscope",
         f"VLLM_PLUGINS={filter + ',' if filter else ''}ncclscope",
@@ -124,33 +112,35 @@ def _vllm_filter(section: str) -> Check:
 
 def _attaching() -> Iterable[Check]:
     section = "attaching to live processes"
-    yield _stacks(section)
-    yield _scope(section)
-    if native.is_installed():
-        version = environment.version_of("pystack") or "?"
-        yield Check(section, "native", "ok", f"pystack {version}: attach --native")
-    else:
-        yield Check(section, "native", "off", "pystack is not installed", "pip install pystack")
-    yield _gpu(section)
-    yield _ras(section)
-    if os.environ.get(PIPE_VARIABLE):
-        state = f"{PIPE_VARIABLE}={os.environ[PIPE_VARIABLE]}"
-        yield Check(section, "flight_recorder", "ok", f"{state}: attach --flight-recorder")
-    else:
-        yield Check(
-            section,
-            "flight_recorder",
-            "off",
-            f"{PIPE_VARIABLE} is not set here",
-            f"start the job with {PIPE_VARIABLE}=/tmp/fr_ TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-        )
+    yield Check(section, "stacks", *_stacks())
+    yield Check(section, "permission", *_scope())
+    yield Check(section, "native", *_native())
+    yield Check(section, "gpu", *_gpu())
+    yield Check(section, "ras", *_ras())
+    yield Check(section, "flight_recorder", *_flight_recorder())
 
 
-def _stacks(section: str) -> Check:
+def _native() -> Outcome:
+    if not native.is_installed():
+        return "off", "pystack is not installed", "pip install pystack"
+    return "ok", f"pystack {environment.version_of('pystack') or '?'}: attach --native"
+
+
+def _flight_recorder() -> Outcome:
+    if pipe := os.environ.get(PIPE_VARIABLE):
+        return "ok", f"{PIPE_VARIABLE}={pipe}: attach --flight-recorder"
+    return (
+        "off",
+        f"{PIPE_VARIABLE} is not set here",
+        f"start the job with {PIPE_VARIABLE}=/tmp/fr_ TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    )
+
+
+def _stacks() -> Outcome:
     """Read stacks of a test process that is, like any worker, not a child of py-spy."""
     program = find_py_spy()
     if program is None:
-        return Check(section, "stacks", "bad", "py-spy is not installed", "pip install py-spy")
+        return "bad", "py-spy is not installed", "pip install py-spy"
     version = environment.version_of("py-spy") or "?"
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
@@ -162,59 +152,49 @@ def _stacks(section: str) -> Check:
         stacks = PySpy(program).read_one(process.pid)
         process.kill()
     if stacks.error:
-        return Check(
-            section,
-            "stacks",
-            "bad",
-            f"py-spy {version}: {stacks.error}",
-            environment.permission_help([]),
-        )
-    return Check(section, "stacks", "ok", f"py-spy {version} reads a process of this user")
+        return "bad", f"py-spy {version}: {stacks.error}", environment.permission_help([])
+    return "ok", f"py-spy {version} reads a process of this user"
 
 
-def _scope(section: str) -> Check:
+def _scope() -> Outcome:
     """Check permission on real processes: settings alone do not show what a sandbox forbids."""
     refused, readable = environment.try_reading()
     if refused:
         state = f"{refused} of {refused + readable} Python processes of this user cannot be read"
         how = environment.permission_help([]) or "run attach where the job runs, in its container"
-        return Check(section, "permission", "warn" if readable else "bad", state, how)
+        return "warn" if readable else "bad", state, how
     scope = environment.ptrace_scope()
     yama = "no Yama" if scope is None else f"ptrace_scope {scope}"
     if environment.has_ptrace_capability():
         state = f"{yama}, CAP_SYS_PTRACE: any process can be read"
-        return Check(section, "permission", "ok", state)
+        return "ok", state
     if scope in (None, 0):
         state = f"{yama}: processes of the same user can be read"
-        return Check(section, "permission", "ok", state)
-    return Check(
-        section,
-        "permission",
+        return "ok", state
+    return (
         "bad",
         f"ptrace_scope {scope}, no CAP_SYS_PTRACE: py-spy may not read other processes",
         environment.permission_help([]),
     )
 
 
-def _gpu(section: str) -> Check:
+def _gpu() -> Outcome:
     nvml = open_nvml()
     if isinstance(nvml, str):
         package_missing = "installed" in nvml
         how = "pip install nvidia-ml-py" if package_missing else "install the NVIDIA driver"
-        return Check(section, "gpu", "off", nvml, how)
+        return "off", nvml, how
     samples = nvml.read()
     nvml.close()
     kinds = ", ".join(dict.fromkeys(sample.name for sample in samples))
-    return Check(section, "gpu", "ok", f"{plural(len(samples), 'GPU')} ({kinds})")
+    return "ok", f"{plural(len(samples), 'GPU')} ({kinds})"
 
 
-def _ras(section: str) -> Check:
+def _ras() -> Outcome:
     address = parse_address(os.environ.get("NCCL_RAS_ADDR"))
     answer = ask_ras(address, limit=4.0)
     where = f"{address[0]}:{address[1]}"
     if isinstance(answer, str):
-        return Check(
-            section, "ras", "off", answer, "answers while an NCCL job (2.24 or later) runs here"
-        )
+        return "off", answer, "answers while an NCCL job (2.24 or later) runs here"
     known = plural(answer.communicators, "communicator")
-    return Check(section, "ras", "ok", f"NCCL {answer.version or '?'} on {where}, {known}")
+    return "ok", f"NCCL {answer.version or '?'} on {where}, {known}"

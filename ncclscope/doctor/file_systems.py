@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ncclscope.analysis.wording import plural
-from ncclscope.doctor.check import Check
+from ncclscope.doctor.check import Check, Outcome
 from ncclscope.ring import layout
 from ncclscope.ring.place import SHARE
 
@@ -35,9 +35,9 @@ def check_places(section: str, named: str | None) -> Iterable[Check]:
         section: Section of the checks.
         named: Value of ``NCCLSCOPE_DIR``.
     """
-    yield _shared_memory(section)
-    yield _rings(section, Path(named) if named else _SHM)
-    yield _fallback(section)
+    yield Check(section, "shm", *_shared_memory())
+    yield Check(section, "rings", *_rings(Path(named) if named else _SHM))
+    yield Check(section, "fallback", *_fallback())
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
@@ -78,68 +78,58 @@ def rings_that_fit(free: int) -> int:
     return max(0, free // _RING_SIZE - SHARE + 1)
 
 
-def _shared_memory(section: str) -> Check:
+def _shared_memory() -> Outcome:
     if not _SHM.is_dir():
-        return Check(section, "shm", "bad", "there is no /dev/shm", "set NCCLSCOPE_DIR")
+        return "bad", "there is no /dev/shm", "set NCCLSCOPE_DIR"
     usage = shutil.disk_usage(_SHM)
     state = f"/dev/shm: {file_system(_SHM)}, {_room(usage)} MB free"
     fits = rings_that_fit(usage.free)
     if fits >= ENOUGH:
-        return Check(section, "shm", "ok", state)
-    return Check(
-        section,
-        "shm",
+        return "ok", state
+    return (
         "warn",
         f"{state}: room for {plural(fits, 'ring')}; further rings go to disk",
         "docker run --shm-size 2g; Kubernetes: an emptyDir with medium Memory at /dev/shm",
     )
 
 
-def _rings(section: str, place: Path) -> Check:
+def _rings(place: Path) -> Outcome:
     existing = next((p for p in (place, *place.parents) if p.exists()), Path("/"))
     try:
         usage = shutil.disk_usage(existing)
     except OSError as error:
-        return Check(section, "rings", "bad", f"{existing}: {error.strerror}", "set NCCLSCOPE_DIR")
+        return "bad", f"{existing}: {error.strerror}", "set NCCLSCOPE_DIR"
     if not os.access(existing, os.W_OK):
-        return Check(
-            section, "rings", "bad", f"{existing} cannot be written to", "set NCCLSCOPE_DIR"
-        )
+        return "bad", f"{existing} cannot be written to", "set NCCLSCOPE_DIR"
     kind, fits = file_system(existing), rings_that_fit(usage.free)
     state = f"{existing}: {kind}, {_room(usage)} MB free, a ring takes {_RING_SIZE / 1e6:.1f} MB"
     if fits < 1:
-        return Check(
-            section,
-            "rings",
+        return (
             "bad",
             f"{state}: no room for a ring",
             "docker run --shm-size 2g, fewer records (NCCLSCOPE_RECORDS), or NCCLSCOPE_DIR on disk",
         )
     if kind in _OVER_A_NETWORK:
-        return Check(
-            section,
-            "rings",
+        return (
             "warn",
             f"{state}: a file server that hangs would block the job",
             "NCCLSCOPE_DIR=/dev/shm/DIR, and `ncclscope collect` afterwards",
         )
     lasts = "memory: survives the process, not a reboot" if kind in _IN_MEMORY else "disk"
-    return Check(section, "rings", "ok", f"{state} ({lasts})")
+    return "ok", f"{state} ({lasts})"
 
 
-def _fallback(section: str) -> Check:
+def _fallback() -> Outcome:
     """Check the directory that rings use when their own has no room."""
     place = Path(tempfile.gettempdir())
     try:
         usage = shutil.disk_usage(place)
     except OSError as error:
-        return Check(section, "fallback", "warn", f"{place}: {error.strerror}", "set TMPDIR")
+        return "warn", f"{place}: {error.strerror}", "set TMPDIR"
     state = f"{place}: {file_system(place)}, {_room(usage)} MB free"
     if rings_that_fit(usage.free) >= 1 and os.access(place, os.W_OK):
-        return Check(section, "fallback", "ok", f"{state}, used when the rings' directory is full")
-    return Check(
-        section, "fallback", "warn", f"{state}: no room for a ring", "set TMPDIR to another disk"
-    )
+        return "ok", f"{state}, used when the rings' directory is full"
+    return "warn", f"{state}: no room for a ring", "set TMPDIR to another disk"
 
 
 def _room(usage: shutil._ntuple_diskusage) -> str:

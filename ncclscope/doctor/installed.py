@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ncclscope import __version__, native
 from ncclscope.attach import environment
-from ncclscope.doctor.check import Check
+from ncclscope.doctor.check import Check, Outcome
 from ncclscope.native import profiler
 
 __all__ = ["check_installation", "nccl_library", "nccl_version", "support", "vllm_version"]
@@ -38,14 +38,14 @@ _RAS, _RAS_JSON = (2, 24, 0), (2, 28, 7)
 def check_installation(section: str) -> Iterable[Check]:
     """Check the compiled core, entry points, torch, vLLM and NCCL."""
     yield Check(section, "ncclscope", "ok", f"{__version__}, Python {sys.version.split()[0]}")
-    yield _core(section)
+    yield Check(section, "C core", *_core())
     ranges: dict[str, tuple[str, str]] = {}
     for group, what in _GROUPS.items():
-        yield _load(section, group, what, ranges)
-    yield _supported(section, "torch", environment.version_of("torch"), ranges)
-    yield _supported(section, "vLLM version", vllm_version(), ranges)
-    yield _nccl(section)
-    yield _profiler(section)
+        yield Check(section, what, *_load(group, ranges))
+    yield Check(section, "torch", *_supported("torch", environment.version_of("torch"), ranges))
+    yield Check(section, "vLLM version", *_supported("vllm", vllm_version(), ranges))
+    yield Check(section, "NCCL", *_nccl())
+    yield Check(section, "NCCL plugin", *_profiler())
 
 
 def vllm_version() -> str | None:
@@ -107,45 +107,37 @@ def nccl_version(library: str) -> tuple[int, int, int] | str:
     return code // unit, code % unit // 100, code % 100
 
 
-def _core(section: str) -> Check:
+def _core() -> Outcome:
     reason = native.why_not()
     if not reason:
-        return Check(section, "C core", "ok", "compiled code writes the rings")
-    return Check(
-        section,
-        "C core",
-        "off",
-        f"Python writes the rings: {reason}",
-        "install a C compiler, then ncclscope again",
-    )
+        return "ok", "compiled code writes the rings"
+    return "off", f"Python writes the rings: {reason}", "install a C compiler, then ncclscope again"
 
 
-def _profiler(section: str) -> Check:
+def _profiler() -> Outcome:
     """Check which profiler plugin NCCL would load, and whether ours is among them."""
     path, configured = native.plugin_path(), os.environ.get(profiler.SLOT, "")
     if path is None:
         state = "not part of this installation: calls that bypass Python are not recorded"
-        return Check(
-            section, "NCCL plugin", "off", state, "install a C compiler, then ncclscope again"
-        )
+        return "off", state, "install a C compiler, then ncclscope again"
     if not configured:
         state = f"{profiler.SLOT} is not set; `ncclscope run` sets it"
         how = f"for programs that it does not start: {profiler.SLOT}=$(ncclscope plugin-path)"
-        return Check(section, "NCCL plugin", "ok", state, how)
+        return "ok", state, how
     if not profiler.is_ours(configured):
         how = f"ncclscope run, or NCCLSCOPE_NEXT_PROFILER={configured} with ours in its place"
         state = f"{configured} holds NCCL's slot; under `ncclscope run` ours passes events on to it"
-        return Check(section, "NCCL plugin", "warn", state, how)
+        return "warn", state, how
     if "/" in configured and not os.path.exists(configured):
         state = f"{configured} does not exist, so NCCL loads no plugin"
         how = f"{profiler.SLOT}=$(ncclscope plugin-path)"
-        return Check(section, "NCCL plugin", "bad", state, how)
+        return "bad", state, how
     behind = profiler.next_plugin(os.environ)
     also = f"; events are passed on to {behind}" if behind else ""
-    return Check(section, "NCCL plugin", "ok", f"ours holds NCCL's slot{also}")
+    return "ok", f"ours holds NCCL's slot{also}"
 
 
-def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]]) -> Check:
+def _load(group: str, ranges: dict[str, tuple[str, str]]) -> Outcome:
     ours = group.startswith("ncclscope")
     points = [
         point
@@ -153,10 +145,10 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
         if ours or point.value.startswith("ncclscope")
     ]
     if not points:
-        return Check(section, what, "bad", "none is registered", "reinstall ncclscope")
+        return "bad", "none is registered", "reinstall ncclscope"
     if group == "pytest11" and environment.version_of("pytest") is None:
         how = "pip install pytest hypothesis"
-        return Check(section, what, "off", "pytest is not installed in this Python", how)
+        return "off", "pytest is not installed in this Python", how
     broken, foreign = [], set()
     for point in sorted(points, key=lambda point: point.name):
         owner = point.dist.name if point.dist else "an unknown distribution"
@@ -171,9 +163,7 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
             support(str(getattr(loaded, "supports", "")), ranges)
     if broken:
         name, owner, reason = broken[0]
-        return Check(
-            section,
-            what,
+        return (
             "bad",
             f"{len(broken)} of {len(points)} cannot be loaded: {name} of {owner}: {reason}",
             f"update or remove {owner}",
@@ -181,39 +171,30 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
     state = f"{len(points)} load" if len(points) > 1 else f"{points[0].name} loads"
     if foreign:
         state += f", including those of {', '.join(sorted(foreign))}"
-    return Check(section, what, "ok", state)
+    return "ok", state
 
 
-def _supported(
-    section: str, name: str, version: str | None, ranges: Mapping[str, tuple[str, str]]
-) -> Check:
+def _supported(package: str, version: str | None, ranges: Mapping[str, tuple[str, str]]) -> Outcome:
     if version is None:
-        return Check(section, name, "off", "not installed in this Python")
-    package = name.partition(" ")[0].lower()
+        return "off", "not installed in this Python"
     if package not in ranges:
-        return Check(
-            section, name, "warn", f"{version}; no probe supports it", "reinstall ncclscope"
-        )
+        return "warn", f"{version}; no probe supports it", "reinstall ncclscope"
     low, high = ranges[package]
     state = f"{version}; the probes support {low} to {high}"
     # A newer patch release counts as the release that it belongs to.
     if _numbers(low) <= _numbers(version)[:2] <= _numbers(high):
-        return Check(section, name, "ok", state)
-    return Check(
-        section,
-        name,
+        return "ok", state
+    return (
         "warn",
         f"{state}: a probe that does not fit switches itself off and warns",
         f"install another version of ncclscope, or {package} {high}",
     )
 
 
-def _nccl(section: str) -> Check:
+def _nccl() -> Outcome:
     library = nccl_library()
     if library is None:
-        return Check(
-            section,
-            "NCCL",
+        return (
             "off",
             "no libnccl in this Python",
             "run doctor with the job's Python; VLLM_NCCL_SO_PATH sets another library",
@@ -221,16 +202,16 @@ def _nccl(section: str) -> Check:
     answer = nccl_version(library)
     if isinstance(answer, str):
         how = "reinstall it, or unset VLLM_NCCL_SO_PATH"
-        return Check(section, "NCCL", "bad", f"{Path(library).name}: {answer}", how)
+        return "bad", f"{Path(library).name}: {answer}", how
     version = ".".join(map(str, answer))
     if os.environ.get("NCCL_RAS_ENABLE") == "0":
         state = f"{version}; its RAS is switched off by NCCL_RAS_ENABLE=0"
-        return Check(section, "NCCL", "warn", state, "unset NCCL_RAS_ENABLE for the job")
+        return "warn", state, "unset NCCL_RAS_ENABLE for the job"
     if answer < _RAS:
         state = f"{version} has no RAS, so `attach` has one data source less"
-        return Check(section, "NCCL", "warn", state, "NCCL 2.24 or later")
+        return "warn", state, "NCCL 2.24 or later"
     ras = "with RAS" if answer >= _RAS_JSON else "with RAS in text form; JSON needs 2.28.7"
-    return Check(section, "NCCL", "ok", f"{version}, {ras}")
+    return "ok", f"{version}, {ras}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

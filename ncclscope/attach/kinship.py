@@ -17,6 +17,7 @@ import psutil
 from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.titles import is_worker_title
 from ncclscope.errors import DamagedFileError
+from ncclscope.model.ties import tied
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
@@ -180,19 +181,8 @@ def _joined(
     jobs: Sequence[list[Candidate]], ties: Callable[[Candidate], Iterable[str]]
 ) -> list[list[Candidate]]:
     """Merge the jobs that share a tie."""
-    found: list[tuple[set[str], list[Candidate]]] = []
-    for job in jobs:
-        own = {tie for worker in job for tie in ties(worker)}
-        members = list(job)
-        apart = []
-        for others, group in found:
-            if others & own:
-                own |= others
-                members = group + members
-            else:
-                apart.append((others, group))
-        found = [*apart, (own, members)]
-    return [members for _, members in found]
+    found = tied(jobs, lambda job: {tie for worker in job for tie in ties(worker)})
+    return [[worker for job in group for worker in job] for group in found]
 
 
 def _named(worker: Candidate) -> Iterable[str]:

@@ -17,6 +17,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
@@ -257,13 +258,7 @@ def _textual(rank: re.Match[str], what: str, function: str) -> RasRank:
 
 
 def _joined(one: RasRank, other: RasRank) -> RasRank:
-    return RasRank(
-        rank=one.rank,
-        host=one.host or other.host,
-        pid=one.pid or other.pid,
-        counts={**one.counts, **other.counts},
-        async_error=one.async_error or other.async_error,
-        aborted=one.aborted or other.aborted,
-        missing=one.missing or other.missing,
-        dead=one.dead or other.dead,
-    )
+    """Return what two lines say of a rank."""
+    names = [field.name for field in fields(RasRank)]
+    either = {name: getattr(one, name) or getattr(other, name) for name in names}
+    return RasRank(**{**either, "counts": {**one.counts, **other.counts}})

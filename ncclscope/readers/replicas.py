@@ -13,6 +13,7 @@ from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
 from ncclscope.model.memory import Relabelled
 from ncclscope.model.text import plural
+from ncclscope.model.ties import tied
 from ncclscope.readers.members import renamed
 
 __all__ = ["separate_replicas", "span"]
@@ -70,8 +71,7 @@ def _whole(living: Sequence[Rank], ranks: Sequence[Rank]) -> list[Rank]:
     Of two jobs at the same time, a rank of one may end before that of the other has begun.
     """
     kept = {id(rank) for rank in living}
-    for cohort in _cohorts(ranks):
-        members = [ranks[one] for one in cohort]
+    for members in tied(ranks, lambda rank: rank.logs):
         distinct = len({rank.rank for rank in members}) == len(members)
         if distinct and any(id(rank) in kept for rank in members):
             kept.update(map(id, members))
@@ -122,7 +122,7 @@ def span(rank: Rank) -> tuple[int, int]:
 
 def _places(ranks: Sequence[Rank]) -> list[int]:
     """Return the replica number, from 0, of each process."""
-    cohorts = _cohorts(ranks)
+    cohorts = tied(range(len(ranks)), lambda one: ranks[one].logs)
     if any(len({ranks[one].rank for one in cohort}) < len(cohort) for cohort in cohorts):
         cohorts = _siblings(ranks)  # the communicator keys are not unique
     places = [0] * len(ranks)
@@ -135,21 +135,6 @@ def _places(ranks: Sequence[Rank]) -> list[int]:
             places[one] = place
             taken.add((place, ranks[one].rank))
     return places
-
-
-def _cohorts(ranks: Sequence[Rank]) -> list[list[int]]:
-    """Return groups of processes that communicators connect, directly or through others."""
-    cohort_of = list(range(len(ranks)))
-    first: dict[str, int] = {}
-    for one, rank in enumerate(ranks):
-        for key in rank.logs:
-            mine, theirs = cohort_of[one], cohort_of[first.setdefault(key, one)]
-            if mine != theirs:
-                cohort_of = [theirs if cohort == mine else cohort for cohort in cohort_of]
-    cohorts: dict[int, list[int]] = {}
-    for one, cohort in enumerate(cohort_of):
-        cohorts.setdefault(cohort, []).append(one)
-    return list(cohorts.values())
 
 
 def _siblings(ranks: Sequence[Rank]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Run
+from ncclscope.model.ties import tied
 from ncclscope.readers import open_run, ring_files
 from ncclscope.readers.attempts import Attempts
 from ncclscope.readers.ring.crowd import without_long_over
@@ -127,7 +128,8 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
     """
     living, past = [], []
     attempts = Attempts(cursor.about for cursor in rings)
-    for job in _jobs([cursor for cursor in rings if attempts.is_newest(cursor.about)]):
+    kept = [cursor for cursor in rings if attempts.is_newest(cursor.about)]
+    for job in tied(kept, lambda cursor: cursor.comm_cursors):
         running = [cursor for cursor in job if not cursor.over]
         if not running:
             past += job
@@ -145,22 +147,3 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
     if past and all(cursor.about.get("role") == "engine" for cursor in living):
         return [], [*living, *past]
     return living, past
-
-
-def _jobs(rings: Sequence[RingCursor]) -> list[list[RingCursor]]:
-    """Group processes by the communicators that they share."""
-    place: dict[str, int] = {}
-    groups: dict[int, list[RingCursor]] = {}
-    for number, cursor in enumerate(rings):
-        joined = {place[key] for key in cursor.comm_cursors if key in place}
-        target = min(joined, default=number)
-        merged = groups.setdefault(target, [])
-        merged.append(cursor)
-        for key in cursor.comm_cursors:
-            place[key] = target
-        for other in joined - {target}:
-            moved = groups.pop(other)
-            merged += moved
-            for member in moved:
-                place.update(dict.fromkeys(member.comm_cursors, target))
-    return list(groups.values())

@@ -16,7 +16,6 @@ import json
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -30,7 +29,7 @@ from typing import IO, Any
 
 from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.launch.gpus import SHARED, enough
-from ncclscope.launch.rank_process import Job, RankPlace, be_rank
+from ncclscope.launch.rank_process import Job, RankPlace, be_rank, flush_output
 from ncclscope.launch.spawn import pack, spawn
 from ncclscope.ring.layout import HEARTBEAT_SECONDS
 
@@ -196,9 +195,7 @@ class _Processes:
 
     def start(self, method: str) -> None:
         """Start the ranks."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        flush_output()
         packed = None
         if method == "spawn":
             packed = self._nameless()
@@ -290,12 +287,14 @@ class _Processes:
             for line in lines:
                 self._take(rank, json.loads(line))
             if not data:
-                self.failures.append(Failure(rank, self._ended(rank), when=time.monotonic()))
+                self._fail(rank, self._ended(rank))
         silent = [rank for rank in over if self.controls[rank] not in ready]
-        self.failures += [
-            Failure(rank, self._ended(rank), when=time.monotonic()) for rank in silent
-        ]
+        for rank in silent:
+            self._fail(rank, self._ended(rank))
         return bool(ready or silent)
+
+    def _fail(self, rank: int, text: str) -> None:
+        self.failures.append(Failure(rank, text, when=time.monotonic()))
 
     def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         if "joined" in message:
@@ -305,8 +304,7 @@ class _Processes:
         elif "skipped" in message:
             self.skipped[rank] = message["skipped"]
         else:
-            failure = Failure(rank, message["error"], message["trace"], message["when"])
-            self.failures.append(failure)
+            self.failures.append(Failure(rank, **message))
 
     def _end(self, rank: int) -> str | None:
         """Return how a process has ended; None while it runs."""
@@ -388,8 +386,7 @@ class _Processes:
             try:
                 results.append(pickle.load(file))
             except Exception as error:
-                text = f"its result cannot be unpickled: {type(error).__name__}: {error}"
-                self.failures.append(Failure(rank, text, when=time.monotonic()))
+                self._fail(rank, f"its result cannot be unpickled: {type(error).__name__}: {error}")
         return results if not self.failures else []
 
 
@@ -397,8 +394,3 @@ def rings_directory() -> Path:
     """Create a temporary directory for rings, in shared memory if the machine has it."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="ncclscope-test-", dir=memory))
-
-
-def remove(directory: Path) -> None:
-    """Remove a directory of rings."""
-    shutil.rmtree(directory, ignore_errors=True)

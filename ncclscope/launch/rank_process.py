@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ncclscope.launch.gpus import device_of
 
-__all__ = ["Job", "RankPlace", "be_rank"]
+__all__ = ["Job", "RankPlace", "be_rank", "flush_output"]
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = datetime.timedelta(hours=1)
@@ -118,11 +118,16 @@ def be_rank(job: Job, place: RankPlace, load: Callable[[], Job] | None = None) -
         traceback.print_exc()
         status = 1
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        flush_output()
         # Skip the exit handlers that the test run has registered.
         os._exit(status)
+
+
+def flush_output() -> None:
+    """Write what this process has printed, as far as its streams are open."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _settle(job: Job, rank: int, parent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from ncclscope.launch.processes import (
     START_METHODS,
     TIMEOUT_SECONDS,
     Outcome,
-    remove,
     rings_directory,
     run_ranks,
 )
@@ -229,8 +229,6 @@ class Trial:
 
     def _put_away(self, rings: Path, failed: bool) -> None:
         if failed and self.keep is not None:
-            import shutil
-
             from ncclscope.private import make_private
             from ncclscope.ring import layout
 
@@ -239,7 +237,7 @@ class Trial:
             for old in self.keep.glob(f"*{layout.SUFFIX}"):
                 old.unlink(missing_ok=True)
             shutil.copytree(rings, self.keep, dirs_exist_ok=True)
-        remove(rings)
+        shutil.rmtree(rings, ignore_errors=True)
 
 
 def _headline(outcome: Outcome, settings: Settings) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 
 from ncclscope.lab.plan import Program
-from ncclscope.launch.processes import Outcome, remove, rings_directory, run_ranks
+from ncclscope.launch.processes import Outcome, rings_directory, run_ranks
 from ncclscope.readers import open_run
 from tests.soak import steps
 from tests.soak.judgement import Divergence, Sequences, divergence, sequences
@@ -94,7 +95,7 @@ def soak(plan: Plan, *, terminal: int = -1) -> Soaked:
         found = divergence(run := open_run(rings), stall_seconds=STALL_SECONDS)
         return Soaked(outcome, sequences(run), found.verdict.status)
     finally:
-        remove(rings)
+        shutil.rmtree(rings, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -156,4 +157,4 @@ def catch(plan: Plan) -> Caught:
         found = divergence(open_run(rings), stall_seconds=STALL_SECONDS)
         return Caught(plan, outcome.ending, *bound, found)
     finally:
-        remove(rings)
+        shutil.rmtree(rings, ignore_errors=True)

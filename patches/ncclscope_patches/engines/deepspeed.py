@@ -63,11 +63,8 @@ class DeepSpeedGroups(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        def made(_token: Any, _result: Any) -> None:
-            _label(vars(module), _GROUPS)
-
         for name in _CREATING:
-            self.replace(module, name, after=made)
+            self.replace(module, name, after=lambda *_: _label(vars(module), _GROUPS))
 
 
 class DeepSpeedSequence(Patch):
@@ -79,10 +76,8 @@ class DeepSpeedSequence(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        def made(_token: Any, _result: Any) -> None:
-            _label(vars(module), _SEQUENCE)
-
-        self.replace(module, "initialize_sequence_parallel", after=made)
+        name = "initialize_sequence_parallel"
+        self.replace(module, name, after=lambda *_: _label(vars(module), _SEQUENCE))
 
 
 class DeepSpeedGrid(Patch):
@@ -94,10 +89,8 @@ class DeepSpeedGrid(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        def made(token: Any, _result: Any) -> None:
-            _describe(token[0][0])
-
-        self.replace(module.PipelineParallelGrid, "__init__", after=made)
+        grid = module.PipelineParallelGrid
+        self.replace(grid, "__init__", after=lambda token, _: _describe(token[0][0]))
 
 
 class DeepSpeedSteps(StepPatch):

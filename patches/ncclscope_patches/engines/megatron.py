@@ -58,11 +58,8 @@ class MegatronGroups(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        def all_made(_token: Any, _result: Any) -> None:
-            _describe(module)
-
         self.replace(module, "create_group", _description, _label)
-        self.replace(module, "initialize_model_parallel", after=all_made)
+        self.replace(module, "initialize_model_parallel", after=lambda *_: _describe(module))
 
 
 class MegatronSteps(StepPatch):

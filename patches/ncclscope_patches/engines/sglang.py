@@ -57,14 +57,9 @@ class SglangGroups(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        def made(token: Any, _result: Any) -> None:
-            _label(token[0][0])
-
-        def all_made(_token: Any, _result: Any) -> None:
-            _describe(module)
-
-        self.replace(module.GroupCoordinator, "__init__", after=made)
-        self.replace(module, "initialize_model_parallel", after=all_made)
+        coordinator = module.GroupCoordinator
+        self.replace(coordinator, "__init__", after=lambda token, _: _label(token[0][0]))
+        self.replace(module, "initialize_model_parallel", after=lambda *_: _describe(module))
 
 
 class SglangSteps(StepPatch):

@@ -49,15 +49,10 @@ class VllmGroupNames(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        def made(token: Any, _result: Any) -> None:
-            _name_coordinator(token[0][0])
-
-        def all_made(_token: Any, _result: Any) -> None:
-            _describe_worker(module)
-
+        coordinator = module.GroupCoordinator
         # A stateless coordinator does not call its parent's __init__, so it is labelled last.
-        self.replace(module.GroupCoordinator, "__init__", after=made)
-        self.replace(module, "initialize_model_parallel", after=all_made)
+        self.replace(coordinator, "__init__", after=lambda token, _: _name_coordinator(token[0][0]))
+        self.replace(module, "initialize_model_parallel", after=lambda *_: _describe_worker(module))
 
 
 class VllmEngineNames(Patch):

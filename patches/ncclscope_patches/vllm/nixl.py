@@ -44,9 +44,15 @@ class NixlReads(Patch):
 def _reading(token: Any, _result: Any) -> None:
     args, kwargs = token
     worker, request = args[0], args[1] if len(args) > 1 else kwargs["req_id"]
-    table = transfers.table() if request in worker._recving_transfers else None
+    if request in worker._recving_transfers:
+        _change("recv", request, phase="read")
+
+
+def _change(direction: str, request: str, **changes: Any) -> None:
+    """Change what the ring says of a transfer, if it records transfers."""
+    table = transfers.table()
     if table is not None:
-        table.change("recv", request, phase="read")
+        table.change(direction, request, **changes)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,10 +61,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _handshake(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Record that a transfer waits until its engines know each other."""
-    table = transfers.table()
-    if table is not None:
-        request = args[1] if len(args) > 1 else kwargs["req_id"]
-        table.change("recv", request, phase="handshake")
+    _change("recv", args[1] if len(args) > 1 else kwargs["req_id"], phase="handshake")
 
 
 def _failure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -66,12 +69,11 @@ def _failure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     names = ("self", "failure_type", "req_id", "msg", "error")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     request, error = given.get("req_id"), given.get("error")
-    table = transfers.table()
-    if table is None or request is None:
+    if request is None:
         return
     kind = str(given["failure_type"])
     why = "" if error is None else f" ({_reason(error)})"
-    table.change("recv", request, state="failed", phase=f"{kind}{why}")
+    _change("recv", request, state="failed", phase=f"{kind}{why}")
 
 
 def _reason(error: BaseException) -> str:
@@ -89,25 +91,17 @@ def _extended(token: Any, _result: Any) -> None:
     """Record that the receiving engine has extended the lease on blocks."""
     args, kwargs = token
     worker, payload = args[0], args[1] if len(args) > 1 else kwargs["payload"]
-    table = transfers.table()
-    if table is None:
-        return
     now, clock = time.time_ns(), time.perf_counter()
     for request in payload.split(","):
         expires = worker._reqs_to_send.get(request)
         if expires is not None:
             deadline = now + int((expires - clock) * 1e9)
-            table.change("send", request, phase="asked for", deadline_ns=deadline)
+            _change("send", request, phase="asked for", deadline_ns=deadline)
 
 
 def _expired(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """Record the blocks that are about to be freed because nobody pulled them in time."""
-    worker = args[0]
-    if not worker._reqs_to_send:
-        return
     now = time.perf_counter()
-    over = [request for request, expires in worker._reqs_to_send.items() if now >= expires]
-    table = transfers.table() if over else None
-    if table is not None:
-        for request in over:
-            table.change("send", request, state="expired", phase="lease over")
+    leases = args[0]._reqs_to_send.items()
+    for request in [request for request, expires in leases if now >= expires]:
+        _change("send", request, state="expired", phase="lease over")

@@ -33,11 +33,8 @@ class VllmTransfers(Patch):
     def install(self, module: Any) -> None:
         factory = module.KVConnectorFactory
         create = factory.create_connector.__func__  # a class method
-        self.put(
-            factory,
-            "create_connector",
-            classmethod(self.guard(create, self._creating, self._created)),
-        )
+        guarded = self.guard(create, self._creating, self._created)
+        self.put(factory, "create_connector", classmethod(guarded))
 
     def put(self, owner: Any, name: str, function: Any) -> bool:
         """Replace an attribute, also by a class method, on which no attribute can be set.
@@ -178,11 +175,8 @@ def _allocated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def _reported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Record what all workers together report as done."""
     output = args[1] if len(args) > 1 else kwargs["connector_output"]
-    _end(
-        output.finished_sending,
-        output.finished_recving,
-        getattr(output, "failed_recving", None),
-    )
+    failed = getattr(output, "failed_recving", None)
+    _end(output.finished_sending, output.finished_recving, failed)
 
 
 def _finished(token: tuple[Any, Any], result: Any) -> None:
@@ -198,22 +192,8 @@ def _finished(token: tuple[Any, Any], result: Any) -> None:
         return
     engine = getattr(connector, ATTRIBUTE)
     given = answer or request.kv_transfer_params or {}
-    blocks = _count(given.get("remote_block_ids"))
     deadline = time.time_ns() + engine.lease * 1_000_000_000 if engine.leases else 0
-    table.put(
-        Transfer(
-            id=_shared_id(given, number),
-            engine=engine.id,
-            direction="send",
-            request=number,
-            host=str(given.get("remote_host") or ""),
-            port=_port(given.get("remote_port")),
-            phase="held",
-            blocks=blocks,
-            bytes=blocks * engine.block_bytes,
-            deadline_ns=deadline,
-        )
-    )
+    _put(engine, "send", number, given, phase="held", deadline_ns=deadline)
 
 
 # --- the workers ---------------------------------------------------------------------------------
@@ -256,16 +236,7 @@ def _hold(engine: _Engine, held: Mapping[str, Any], clock: float) -> None:
         deadline = now + int(seconds * 1e9) if seconds > 0 else 0
         known = table.find("send", number)
         if known is None or known.ended:
-            table.put(
-                Transfer(
-                    id=str(number),
-                    engine=engine.id,
-                    direction="send",
-                    request=str(number),
-                    phase="held",
-                    deadline_ns=deadline,
-                )
-            )
+            _put(engine, "send", number, {}, phase="held", deadline_ns=deadline)
 
 
 def _self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -284,14 +255,23 @@ def _worker_results(_connector: Any, result: Any) -> None:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _expect(
-    engine: _Engine,
-    number: str,
-    given: Mapping[str, Any],
-    *,
-    state: str = "waiting",
-    phase: str,
+def _expect(engine: _Engine, number: str, given: Mapping[str, Any], **how: Any) -> None:
+    peer = str(given.get("remote_engine_id") or "")
+    _put(engine, "recv", number, given, peer=peer, **how)
+
+
+def _put(
+    engine: _Engine, direction: str, number: str, given: Mapping[str, Any], **how: Any
 ) -> None:
+    """Record a transfer, if the ring can.
+
+    Args:
+        engine: The engine of this end.
+        direction: ``recv`` or ``send``.
+        number: The engine's id of the request.
+        given: What is known of the other end.
+        **how: Further attributes of the :class:`Transfer`.
+    """
     table = transfers.table()
     if table is None:
         return
@@ -300,15 +280,13 @@ def _expect(
         Transfer(
             id=_shared_id(given, number),
             engine=engine.id,
-            direction="recv",
-            state=state,
+            direction=direction,
             request=str(number),
-            peer=str(given.get("remote_engine_id") or ""),
             host=str(given.get("remote_host") or ""),
             port=_port(given.get("remote_port")),
-            phase=phase,
             blocks=blocks,
             bytes=blocks * engine.block_bytes,
+            **how,
         )
     )
 

@@ -111,10 +111,8 @@ class OneLineParser(argparse.ArgumentParser):
     def _known_options(self) -> list[str]:
         """Return the options of this parser and of its commands."""
         known = list(self._option_string_actions)
-        for action in self._actions:
-            choices = action.choices if isinstance(action.choices, dict) else {}
-            for parser in choices.values():
-                known += parser._option_string_actions
+        for parser in _commands_of(self).values():
+            known += parser._option_string_actions
         return known
 
 
@@ -178,7 +176,11 @@ def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
 def command_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of its commands by name."""
     parser, _ = _parser(list(_COMMANDS))
-    return parser, {
+    return parser, _commands_of(parser)
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return {
         name: command
         for action in parser._actions
         if isinstance(action.choices, dict)
@@ -192,15 +194,10 @@ def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
         import shtab
     except ModuleNotFoundError:
         raise UsageError("the package shtab is missing", "pip install shtab") from None
-    commands = [
-        command
-        for action in parser._actions
-        if isinstance(action.choices, dict)
-        for command in action.choices.values()
-    ]
-    for action in (action for command in commands for action in command._actions):
-        if action.metavar in _FILES:
-            action.complete = shtab.FILE
+    for command in _commands_of(parser).values():
+        for action in command._actions:
+            if action.metavar in _FILES:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell))
     return 0
 

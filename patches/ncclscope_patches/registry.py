@@ -21,73 +21,52 @@ __all__ = ["active", "apply_all", "find", "install_all", "revert_all"]
 
 GROUP = "ncclscope.patches"
 
-_OWN = (
-    "ncclscope_patches.probes.c10d:C10dProbe",
-    "ncclscope_patches.probes.functional:FunctionalProbe",
-    "ncclscope_patches.vllm.pynccl:PyNcclProbe",
-    "ncclscope_patches.vllm.cpu_shm:CpuShmProbe",
-    "ncclscope_patches.probes.from_cpp.backward:BackwardNote",
-    "ncclscope_patches.probes.cuda_graphs:CudaGraphProbe",
-    "ncclscope_patches.probes.ddp:DdpNote",
-    "ncclscope_patches.probes.from_cpp.dispatcher:DispatcherProbe",
-    "ncclscope_patches.probes.dynamo:DynamoSkip",
-    "ncclscope_patches.probes.expert_all_to_all:DeepEpElasticProbe",
-    "ncclscope_patches.probes.expert_all_to_all:DeepEpFirstProbe",
-    "ncclscope_patches.probes.expert_all_to_all:DeepEpProbe",
-    "ncclscope_patches.probes.expert_all_to_all:NixlEpCu12Probe",
-    "ncclscope_patches.probes.expert_all_to_all:NixlEpProbe",
-    "ncclscope_patches.probes.uneven:UnevenProbe",
-    "ncclscope_patches.probes.unrecorded:CompiledNote",
-    "ncclscope_patches.probes.unrecorded:CupyNote",
-    "ncclscope_patches.probes.unrecorded:MpiNote",
-    "ncclscope_patches.probes.unrecorded:RayGroupNote",
-    "ncclscope_patches.probes.unrecorded:RayNcclNote",
-    "ncclscope_patches.probes.unrecorded:RpcNote",
-    "ncclscope_patches.probes.unrecorded:SymmetricMemoryNote",
-    "ncclscope_patches.engines.deepspeed:DeepSpeedGrid",
-    "ncclscope_patches.engines.deepspeed:DeepSpeedGroups",
-    "ncclscope_patches.engines.deepspeed:DeepSpeedSequence",
-    "ncclscope_patches.engines.deepspeed:DeepSpeedSteps",
-    "ncclscope_patches.engines.megatron:MegatronGroups",
-    "ncclscope_patches.engines.megatron:MegatronSteps",
-    "ncclscope_patches.engines.sglang:SglangGroups",
-    "ncclscope_patches.engines.sglang:SglangPyNcclProbe",
-    "ncclscope_patches.engines.sglang:SglangSteps",
-    "ncclscope_patches.startup.exceptions:C10dErrorNote",
-    "ncclscope_patches.startup.exceptions:LoggedErrorNote",
-    "ncclscope_patches.startup.exceptions:MainErrorNote",
-    "ncclscope_patches.startup.exceptions:PrintedErrorNote",
-    "ncclscope_patches.startup.exceptions:ThreadErrorNote",
-    "ncclscope_patches.startup.groups:CommInitNote",
-    "ncclscope_patches.startup.groups:InitNote",
-    "ncclscope_patches.startup.launchers:TorchrunNote",
-    "ncclscope_patches.startup.stores:StoreNote",
-    "ncclscope_patches.startup.work:CompileNote",
-    "ncclscope_patches.startup.work:DownloadNote",
-    "ncclscope_patches.startup.work:ModelLoadNote",
-    "ncclscope_patches.startup.timeouts:AbortHook",
-    "ncclscope_patches.startup.work:TorchLoadNote",
-    "ncclscope_patches.vllm.groups:VllmCommunicatorNames",
-    "ncclscope_patches.vllm.groups:VllmGroupNames",
-    "ncclscope_patches.vllm.groups:VllmEngineNames",
-    "ncclscope_patches.vllm.kernels:CustomProbe",
-    "ncclscope_patches.vllm.kernels:FlashInferProbe",
-    "ncclscope_patches.vllm.kernels:FusionNote",
-    "ncclscope_patches.vllm.kernels:QuickProbe",
-    "ncclscope_patches.vllm.kernels:SymmMemProbe",
-    "ncclscope_patches.vllm.steps:VllmSteps",
-    "ncclscope_patches.vllm.prepare_finalize:FlashInferOneSidedProbe",
-    "ncclscope_patches.vllm.prepare_finalize:FlashInferTwoSidedProbe",
-    "ncclscope_patches.vllm.prepare_finalize:MoonEpProbe",
-    "ncclscope_patches.vllm.prepare_finalize:MoriProbe",
-    "ncclscope_patches.vllm.queues:VllmQueues",
-    "ncclscope_patches.vllm.nixl:NixlReads",
-    "ncclscope_patches.vllm.nixl:NixlTransfers",
-    "ncclscope_patches.vllm.transfers:VllmTransfers",
-    "ncclscope_patches.vllm.complaints:VllmComplaints",
-)
-"""Own patches, for a package that is on the path but not installed and has no entry points, as in
-another environment's Python under ``ncclscope run``."""
+_OWN = {
+    "probes.c10d": ("C10dProbe",),
+    "probes.functional": ("FunctionalProbe",),
+    "vllm.pynccl": ("PyNcclProbe",),
+    "vllm.cpu_shm": ("CpuShmProbe",),
+    "probes.from_cpp.backward": ("BackwardNote",),
+    "probes.cuda_graphs": ("CudaGraphProbe",),
+    "probes.ddp": ("DdpNote",),
+    "probes.from_cpp.dispatcher": ("DispatcherProbe",),
+    "probes.dynamo": ("DynamoSkip",),
+    "probes.expert_all_to_all": (
+        *("DeepEpElasticProbe", "DeepEpFirstProbe", "DeepEpProbe", "NixlEpCu12Probe"),
+        *("NixlEpProbe",),
+    ),
+    "probes.uneven": ("UnevenProbe",),
+    "probes.unrecorded": (
+        *("CompiledNote", "CupyNote", "MpiNote", "RayGroupNote", "RayNcclNote", "RpcNote"),
+        *("SymmetricMemoryNote",),
+    ),
+    "engines.deepspeed": (
+        *("DeepSpeedGrid", "DeepSpeedGroups", "DeepSpeedSequence", "DeepSpeedSteps"),
+    ),
+    "engines.megatron": ("MegatronGroups", "MegatronSteps"),
+    "engines.sglang": ("SglangGroups", "SglangPyNcclProbe", "SglangSteps"),
+    "startup.exceptions": (
+        *("C10dErrorNote", "LoggedErrorNote", "MainErrorNote", "PrintedErrorNote"),
+        *("ThreadErrorNote",),
+    ),
+    "startup.groups": ("CommInitNote", "InitNote"),
+    "startup.launchers": ("TorchrunNote",),
+    "startup.stores": ("StoreNote",),
+    "startup.work": ("CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"),
+    "startup.timeouts": ("AbortHook",),
+    "vllm.groups": ("VllmCommunicatorNames", "VllmGroupNames", "VllmEngineNames"),
+    "vllm.kernels": ("CustomProbe", "FlashInferProbe", "FusionNote", "QuickProbe", "SymmMemProbe"),
+    "vllm.steps": ("VllmSteps",),
+    "vllm.prepare_finalize": (
+        *("FlashInferOneSidedProbe", "FlashInferTwoSidedProbe", "MoonEpProbe", "MoriProbe"),
+    ),
+    "vllm.queues": ("VllmQueues",),
+    "vllm.nixl": ("NixlReads", "NixlTransfers"),
+    "vllm.transfers": ("VllmTransfers",),
+    "vllm.complaints": ("VllmComplaints",),
+}
+"""Own patches by module, for a package that is on the path but not installed and has no entry
+points, as in another environment's Python under ``ncclscope run``."""
 
 _EVERYTHING_NEEDS = "torch"
 
@@ -147,8 +126,9 @@ def find() -> Iterator[tuple[str, type[Patch]]]:
 
     from ncclscope.tracing import session
 
-    references = dict.fromkeys(_OWN)
-    references.update(dict.fromkeys(entry.value for entry in metadata.entry_points(group=GROUP)))
+    own = (f"{__package__}.{module}:{name}" for module, names in _OWN.items() for name in names)
+    others = (entry.value for entry in metadata.entry_points(group=GROUP))
+    references = dict.fromkeys((*own, *others))
     for reference in references:
         try:
             yield reference, _load(reference)

@@ -15,8 +15,9 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -55,6 +56,20 @@ class Dispatched:
     def rows(self) -> int:
         """Number of rows."""
         return self.hidden.shape[0]
+
+    def each(
+        self, change: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, **others: Any
+    ) -> Dispatched:
+        """Return a batch with these ids, and the other tensors changed in the order of fields.
+
+        Args:
+            change: Return what takes a tensor's place.
+            ids: The new ids.
+            **others: Other fields that change.
+        """
+        weights, hidden = change(self.weights), change(self.hidden)
+        extra = tuple(map(change, self.extra))
+        return replace(self, ids=ids, weights=weights, hidden=hidden, extra=extra, **others)
 
 
 class Strategy(abc.ABC):
@@ -123,13 +138,7 @@ class Always(Strategy):
         def gather(own: torch.Tensor, fill: float = 0) -> torch.Tensor:
             return self.groups.dispatch.gather(pad_rows(own, rows, fill))
 
-        return replace(
-            batch,
-            ids=gather(batch.ids, NOWHERE),
-            weights=gather(batch.weights),
-            hidden=gather(batch.hidden),
-            extra=tuple(gather(tensor) for tensor in batch.extra),
-        )
+        return batch.each(gather, gather(batch.ids, NOWHERE))
 
     def collect(self, sent: Dispatched, output: torch.Tensor) -> torch.Tensor:
         return self.groups.dispatch.scatter(output)
@@ -146,13 +155,7 @@ class DataDependent(Strategy):
         # Rank-local data decides what this rank enqueues.
         if not self._load(ids):
             return self._cut_short(batch, ids)
-        return replace(
-            batch,
-            ids=ids,
-            weights=group.gather_sizes(batch.weights, batch.sizes),
-            hidden=group.gather_sizes(batch.hidden, batch.sizes),
-            extra=tuple(group.gather_sizes(tensor, batch.sizes) for tensor in batch.extra),
-        )
+        return batch.each(lambda tensor: group.gather_sizes(tensor, batch.sizes), ids)
 
     def collect(self, sent: Dispatched, output: torch.Tensor) -> torch.Tensor:
         return self.groups.dispatch.scatter_sizes(output, sent.sizes)
@@ -175,14 +178,7 @@ class DataDependent(Strategy):
         counts = torch.bincount(routed, minlength=self.placement.experts)
         group = self.groups.tensor if self.groups.tp > 1 else self.groups.dispatch
         group.gather(counts.to(torch.int32).unsqueeze(0))
-        return replace(
-            batch,
-            ids=batch.ids[:0],
-            weights=batch.weights[:0],
-            hidden=batch.hidden[:0],
-            extra=tuple(tensor[:0] for tensor in batch.extra),
-            full=False,
-        )
+        return batch.each(lambda tensor: tensor[:0], batch.ids[:0], full=False)
 
 
 class Sentinel(DataDependent):
@@ -192,12 +188,9 @@ class Sentinel(DataDependent):
 
     def dispatch(self, batch: Dispatched) -> Dispatched:
         rows = batch.rows + 1
-        padded = replace(
-            batch,
-            ids=pad_rows(batch.ids, rows, self.owned.start),
-            weights=pad_rows(batch.weights, rows),
-            hidden=pad_rows(batch.hidden, rows),
-            extra=tuple(pad_rows(tensor, rows) for tensor in batch.extra),
+        padded = batch.each(
+            lambda tensor: pad_rows(tensor, rows),
+            pad_rows(batch.ids, rows, self.owned.start),
             sizes=tuple(size + 1 for size in batch.sizes),
         )
         return replace(super().dispatch(padded), sizes=batch.sizes)

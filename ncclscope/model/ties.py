@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["tied"]
+__all__ = ["grouped", "tied"]
 
 _Thing = TypeVar("_Thing")
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def grouped(things: Iterable[_Thing], key: Callable[[_Thing], _Key]) -> dict[_Key, list[_Thing]]:
+    """Return the things of each key, in their order; the key of the first thing comes first."""
+    found: dict[_Key, list[_Thing]] = {}
+    for thing in things:
+        found.setdefault(key(thing), []).append(thing)
+    return found
 
 
 def tied(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ncclscope.errors import DamagedFileError, InputError
+from ncclscope.model.ties import grouped
 from ncclscope.remote.spelling import pack, unpack
 
-__all__ = ["Client", "Fleet", "LostNodeError", "Query", "Traffic"]
+__all__ = ["Client", "Fleet", "LostNodeError", "Query", "Traffic", "all_answered", "answered"]
 
 
 class LostNodeError(InputError):
@@ -50,6 +51,30 @@ class Client(Protocol):
             LostNodeError: A node does not answer.
         """
         ...
+
+
+def answered(found: Mapping[int, bytes | str]) -> dict[int, bytes]:
+    """Return the answers of the nodes that did not fail, by node number."""
+    return {node: data for node, data in found.items() if isinstance(data, bytes)}
+
+
+def all_answered(
+    found: Mapping[int, bytes | str], names: Sequence[str], help: str = ""
+) -> dict[int, bytes]:
+    """Return the answers of all nodes, by node number.
+
+    Args:
+        found: The answers, or the reasons why there is none.
+        names: Names of the nodes, by number.
+        help: What to do about a node that failed.
+
+    Raises:
+        LostNodeError: A node failed.
+    """
+    for node, data in found.items():
+        if isinstance(data, str):
+            raise LostNodeError(node, f"{names[node]}: {data}", help)
+    return answered(found)
 
 
 @dataclass
@@ -127,9 +152,7 @@ class Fleet:
         Raises:
             LostNodeError: A node does not answer, or sends an invalid answer.
         """
-        by_node: dict[int, list[Query]] = {}
-        for question in questions:
-            by_node.setdefault(question.node, []).append(question)
+        by_node = grouped(questions, lambda question: question.node)
         requests = {
             node: pack([list(one.arguments) for one in asked]) for node, asked in by_node.items()
         }

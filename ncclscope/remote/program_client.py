@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ncclscope.collect.programs import ProgramNode
 from ncclscope.errors import InputError
 from ncclscope.remote.connection import Connection
-from ncclscope.remote.fleet import LostNodeError
+from ncclscope.remote.fleet import all_answered, answered
 
 __all__ = ["ProgramClient"]
 
@@ -117,12 +117,7 @@ class ProgramClient:
         Raises:
             LostNodeError: A node failed or did not answer in time.
         """
-        found: dict[int, bytes] = {}
-        for node, data in self._gather("answer", requests, self._timeout).items():
-            if isinstance(data, str):
-                raise LostNodeError(node, f"{self.names[node]}: {data}")
-            found[node] = data
-        return found
+        return all_answered(self._gather("answer", requests, self._timeout), self.names)
 
     def close(self) -> None:
         """End the programs, and with them the servers on the hosts."""
@@ -152,8 +147,7 @@ class ProgramClient:
 
     def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         prompt = {node: one for node, one in requests.items() if self._hosts[node].is_prompt}
-        found = self._gather(method, prompt, self._patience)
-        return {node: data for node, data in found.items() if isinstance(data, bytes)}
+        return answered(self._gather(method, prompt, self._patience))
 
     def _gather(
         self, method: str, requests: Mapping[int, bytes], seconds: float

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclscope.collect.ray_nodes import Member, hire, reason_of
-from ncclscope.remote.fleet import LostNodeError
+from ncclscope.remote.fleet import all_answered, answered
 from ncclscope.remote.keeper import Keeper
 
 __all__ = ["RayClient"]
@@ -56,13 +56,12 @@ class RayClient:
         return self._ask_some("newest", requests)
 
     def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        found = self._gather(
-            {
-                node: getattr(self._keepers[node], method).remote(one)
-                for node, one in requests.items()
-            }
-        )
-        return {node: data for node, data in found.items() if isinstance(data, bytes)}
+        return answered(self._gather(self._send(method, requests)))
+
+    def _send(self, method: str, requests: Mapping[int, bytes]) -> dict[int, Any]:
+        return {
+            node: getattr(self._keepers[node], method).remote(one) for node, one in requests.items()
+        }
 
     def _ask_all(self, method: str) -> Mapping[int, bytes | str]:
         found: dict[int, bytes | str] = {
@@ -94,17 +93,9 @@ class RayClient:
         Raises:
             LostNodeError: A node failed or did not answer in time.
         """
-        asked = {node: self._keepers[node].answer.remote(one) for node, one in requests.items()}
-        found: dict[int, bytes] = {}
-        for node, data in self._gather(asked).items():
-            if isinstance(data, str):
-                raise LostNodeError(
-                    node,
-                    f"{self._members[node].name}: {data}",
-                    "collect the files of the other nodes: ncclscope collect --ray",
-                )
-            found[node] = data
-        return found
+        asked = self._send("answer", requests)
+        help = "collect the files of the other nodes: ncclscope collect --ray"
+        return all_answered(self._gather(asked), self.names, help)
 
     def close(self) -> None:
         """Kill the actors."""

@@ -43,7 +43,7 @@ class Reporter:
     def __init__(self, paths: Sequence[str] = ()) -> None:
         named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
-        self._rings = [Rings(root) for root in roots]
+        self._rings = Rings(*roots)
         self._reported: dict[Path, object] = {}
         self._comms: dict[Communicator, int] = {}
         self._number = 0
@@ -53,7 +53,9 @@ class Reporter:
         now, wall_ns = time.monotonic(), time.time_ns()
         rows: list[Any] = []
         described = len(self._comms)
-        here = self._poll(now, wall_ns)
+        self._rings.scan(now, wall_ns)
+        self._rings.poll(now)
+        here = self._rings.cursors
         for path, cursor in here.items():
             waits = () if cursor.over else cursor.waits(wall_ns)
             state = (cursor.signature, cursor.rank, cursor.exited, cursor.alive, waits)
@@ -74,7 +76,7 @@ class Reporter:
                     [comm.key, comm.label, list(comm.ranks), comm.backend]
                     for comm in list(self._comms)[described:]
                 ],
-                "notes": [note for rings in self._rings for note in rings.notes.values()],
+                "notes": list(self._rings.notes.values()),
             }
         )
 
@@ -86,7 +88,7 @@ class Reporter:
         """
         found: list[list[int | None]] = []
         for path, key, seqs in unpack(request):
-            cursor = self._known(path)
+            cursor = self._rings.cursors.get(Path(path))
             known = cursor is not None and key in cursor.comm_cursors
             found.append([cursor.hash_at(key, seq) if cursor and known else None for seq in seqs])
         return pack(found)
@@ -98,7 +100,7 @@ class Reporter:
             request: Its path, the number of calls, and a communicator key or null for all.
         """
         path, count, key = unpack(request)
-        cursor = self._known(path)
+        cursor = self._rings.cursors.get(Path(path))
         calls = [] if cursor is None else cursor.newest(count, key)
         kinds = Kinds()
         return pack(
@@ -108,18 +110,6 @@ class Reporter:
                 "keys": [call.comm for call in calls],
             }
         )
-
-    def _known(self, path: str) -> RingCursor | None:
-        found = (rings.cursors.get(Path(path)) for rings in self._rings)
-        return next((cursor for cursor in found if cursor is not None), None)
-
-    def _poll(self, now: float, wall_ns: int) -> dict[Path, RingCursor]:
-        found: dict[Path, RingCursor] = {}
-        for rings in self._rings:
-            rings.scan(now, wall_ns)
-            rings.poll(now)
-            found.update(rings.cursors)
-        return found
 
     def _row(self, cursor: RingCursor, now: float, waits: Sequence[Sequence[int]]) -> list[Any]:
         tail, states = cursor.signature

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.wording import comm_text
 from ncclscope.export.intervals import (
     LAST_SIGN,
     Axis,
@@ -57,16 +56,13 @@ def _events(run: Run, axis: Axis) -> Iterator[Event]:
         if rank.last_seen_ns and axis.timed:
             time = _micros(max(rank.last_seen_ns - axis.start_ns, 0))
             yield {"ph": "i", "pid": rank.rank, "tid": 1, "ts": time, "name": LAST_SIGN, "s": "p"}
-    threads: dict[int, int] = {}
     places: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for track in axis.tracks(run):
-        number = threads[track.rank.rank] = threads.get(track.rank.rank, 0) + 1
-        comm = run.communicators[track.key]
-        name = comm_text(comm) + (" p2p" if track.p2p else "")
-        yield _name(track.rank.rank, number, "thread_name", name=name)
+        number = track.order
+        yield _name(track.rank.rank, number, "thread_name", name=track.title)
         yield _name(track.rank.rank, number, "thread_sort_index", sort_index=number)
         for interval in track.intervals:
-            yield _slice(axis, track, number, interval)
+            yield _slice(axis, track, interval)
             if not track.p2p:
                 place = (interval.start_ns, track.rank.rank, number)
                 places.setdefault((track.key, interval.call.seq), []).append(place)
@@ -89,14 +85,14 @@ def _name(process: int, thread: int, what: str, **about: object) -> Event:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": about}
 
 
-def _slice(axis: Axis, track: TimelineTrack, thread: int, interval: Interval) -> Event:
+def _slice(axis: Axis, track: TimelineTrack, interval: Interval) -> Event:
     known = dict(arguments_of(interval.call))
     if interval.open:
         known["end"] = "not known to have completed"
     return {
         "ph": "X",
         "pid": track.rank.rank,
-        "tid": thread,
+        "tid": track.order,
         "ts": _micros(interval.start_ns - axis.start_ns),
         "dur": _micros(interval.end_ns - interval.start_ns),
         "name": interval.call.op,

@@ -15,7 +15,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ncclscope.export.selection import calls_of
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import write_private
@@ -95,10 +94,10 @@ def _group_names(run: Run) -> dict[str, int]:
 
 def _dump(run: Run, rank: Rank, names: dict[str, int]) -> Dump:
     own = [key for key in rank.logs if key in names]
-    first = min((call.position for call in calls_of(rank)), default=0)
+    first = min((call.position for call in rank.kept_calls()), default=0)
     entries: list[Dump] = []
     counts: dict[str, list[int]] = {}
-    for call in calls_of(rank):
+    for call in rank.kept_calls():
         if call.comm not in names:
             continue
         comm = run.communicators[call.comm]

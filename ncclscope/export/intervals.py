@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ncclscope.analysis.wording import call_text
-from ncclscope.export.selection import calls_of
+from ncclscope.analysis.wording import call_text, comm_text
 from ncclscope.model import Call, Rank, Run, State, Step
 from ncclscope.model.signature import P2P_OPS
 
@@ -57,6 +56,8 @@ class TimelineTrack:
         key: Key of the communicator.
         p2p: Whether it holds sends and receives.
         name: Label of the track.
+        title: The same with the communicator's members.
+        order: Number of the track among those of its rank, from 1.
         intervals: Calls in the order of time, without overlaps.
     """
 
@@ -64,6 +65,8 @@ class TimelineTrack:
     key: str
     p2p: bool
     name: str
+    title: str
+    order: int
     intervals: tuple[Interval, ...]
 
 
@@ -88,7 +91,7 @@ class Axis:
 
     def steps(self, rank: Rank) -> Iterator[tuple[Step, int, int]]:
         """Yield the engine's steps that have calls, with start and end in nanoseconds."""
-        calls = calls_of(rank)
+        calls = rank.kept_calls()
         times = self._times(calls)
         begun: list[tuple[Step, int]] = []
         place = 0
@@ -113,7 +116,7 @@ class Axis:
         return times
 
     def _of_rank(self, run: Run, rank: Rank) -> Iterator[TimelineTrack]:
-        calls = calls_of(rank)
+        calls = rank.kept_calls()
         times = self._times(calls)
         ends = [*times[1:], max(self.end_ns, times[-1] + 1000)] if times else []
         is_reported = any(call.state is State.COMPLETED for call in calls)
@@ -121,14 +124,15 @@ class Axis:
         for call, start, end in zip(calls, times, ends, strict=True):
             where = (call.comm, call.op in P2P_OPS)
             placed.setdefault(where, []).append(Interval(call, start, end, False))
-        for (key, p2p), found in sorted(placed.items()):
+        for order, ((key, p2p), found) in enumerate(sorted(placed.items()), 1):
             last = found[-1]
             if is_reported and last.call.state is not State.COMPLETED:
                 end = max(self.end_ns, last.start_ns + 1000)
                 found[-1] = Interval(last.call, last.start_ns, end, True)
             comm = run.communicators[key]
-            name = (comm.label or key[:12]) + (" p2p" if p2p else "")
-            yield TimelineTrack(rank, key, p2p, name, tuple(found))
+            suffix = " p2p" if p2p else ""
+            name, title = (comm.label or key[:12]) + suffix, comm_text(comm) + suffix
+            yield TimelineTrack(rank, key, p2p, name, title, order, tuple(found))
 
 
 def gpu_moment(axis: Axis, track: TimelineTrack) -> tuple[int, str, dict[str, Any]] | None:
@@ -150,9 +154,9 @@ def gpu_moment(axis: Axis, track: TimelineTrack) -> tuple[int, str, dict[str, An
 
 def axis_of(run: Run) -> Axis:
     """Return the time axis of a run."""
-    times = [call.time_ns for rank in run.ranks for call in calls_of(rank) if call.time_ns]
+    times = [call.time_ns for rank in run.ranks for call in rank.kept_calls() if call.time_ns]
     if not times:
-        most = max((call.position for rank in run.ranks for call in calls_of(rank)), default=0)
+        most = max((call.position for rank in run.ranks for call in rank.kept_calls()), default=0)
         return Axis(0, (most + 1) * 1000, timed=False)
     seen = [rank.last_seen_ns for rank in run.ranks if rank.last_seen_ns]
     return Axis(min(times), max(times + seen), timed=True)

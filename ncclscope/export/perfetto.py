@@ -18,7 +18,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ncclscope.analysis.wording import comm_text
 from ncclscope.export.intervals import (
     LAST_SIGN,
     Axis,
@@ -73,13 +72,10 @@ class _Trace:
             if rank.last_seen_ns and self._axis.timed:
                 seen = max(rank.last_seen_ns, self._axis.start_ns)
                 yield self._event(_INSTANT, _uuid(rank.rank), seen, LAST_SIGN, "rank", {}, None)
-        orders: dict[int, int] = {}
         for track in self._axis.tracks(self._run):
             number = track.rank.rank
-            order = orders[number] = orders.get(number, 0) + 1
             uuid = _uuid(number, track.key, track.p2p)
-            name = comm_text(self._run.communicators[track.key]) + (" p2p" if track.p2p else "")
-            yield _descriptor(uuid, name, parent=_uuid(number), order=order)
+            yield _descriptor(uuid, track.title, parent=_uuid(number), order=track.order)
             for interval in track.intervals:
                 yield from self._slice(track, uuid, interval)
             if (counted := gpu_moment(self._axis, track)) is not None:

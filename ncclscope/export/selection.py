@@ -10,7 +10,7 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import ListLog
 
-__all__ = ["CONTEXT", "Selection", "calls_of", "select"]
+__all__ = ["CONTEXT", "Selection", "select"]
 
 CONTEXT = 50
 """Default number of calls on each side of ``--around``."""
@@ -40,14 +40,6 @@ class Selection:
     def cuts(self) -> bool:
         """Whether the selection leaves out calls, not only ranks or communicators."""
         return not (self.around is None and self.last is None and self.last_ns is None)
-
-
-def calls_of(rank: Rank) -> list[Call]:
-    """Return the kept calls of a rank in the order of posting, sends and receives included."""
-    calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
-    calls += [call for sent in rank.p2p.values() for call in sent]
-    calls.sort(key=lambda call: call.position)
-    return calls
 
 
 def select(run: Run, selection: Selection) -> Run:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import UsageError
-from ncclscope.export.selection import calls_of
 from ncclscope.model import Run
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import open_private
@@ -200,7 +199,7 @@ def _calls(run: Run) -> Rows:
     for rank in run.ranks:
         steps = sorted(rank.steps, key=lambda step: step.position)
         begins = [step.position for step in steps]
-        for call in calls_of(rank):
+        for call in rank.kept_calls():
             place = bisect.bisect_right(begins, call.position)
             replay = call.replay
             rows.append(

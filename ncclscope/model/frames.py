@@ -44,16 +44,10 @@ def calls_frame(run: Any) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = [_row(run, rank, call) for rank in run.ranks for call in _calls(rank)]
+    rows = [_row(run, rank, call) for rank in run.ranks for call in rank.kept_calls()]
     frame = pd.DataFrame(rows, columns=list(_COLUMNS))
     frame["time"] = pd.to_datetime(frame["time"], unit="ns", utc=True)
     return frame.astype(_COLUMNS)
-
-
-def _calls(rank: Any) -> list[Call]:
-    calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
-    calls += [call for sent in rank.p2p.values() for call in sent]
-    return sorted(calls, key=lambda call: call.position)
 
 
 def _row(run: Any, rank: Any, call: Call) -> tuple[Any, ...]:

@@ -93,6 +93,12 @@ class Rank:
     details: Mapping[str, Any] = field(default_factory=dict)
     again: Callable[[], Rank] | None = field(default=None, compare=False, repr=False)
 
+    def kept_calls(self) -> list[Call]:
+        """Return all kept calls in the order of posting, sends and receives included."""
+        calls = [call for log in self.logs.values() for call in log.span(log.first, log.calls + 1)]
+        calls += [call for sent in self.p2p.values() for call in sent]
+        return sorted(calls, key=lambda call: call.position)
+
     def last_calls(self) -> dict[str, Call]:
         """Return the last kept collective on each communicator that has one."""
         return {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope.errors import UsageError
-from ncclscope.export.selection import Selection, calls_of, select
+from ncclscope.export.selection import Selection, select
 from ncclscope.model import Run
 from tests.support.cluster import Cluster
 
@@ -60,17 +60,17 @@ def test_the_last_calls_are_counted_over_all_communicators(run: Run) -> None:
 
     assert kept(part)[0] == {"tp:0": (101, 101), "dp:0": (8, 10)}
     assert kept(part)[3] == {"tp:0": (100, 100), "dp:0": (7, 10)}
-    assert [call.op for call in calls_of(part.ranks[0])][-2:] == ["send", "all_gather"]
+    assert [call.op for call in part.ranks[0].kept_calls()][-2:] == ["send", "all_gather"]
 
 
 def test_the_last_seconds_count_from_the_newest_call(run: Run) -> None:
-    times = sorted(call.time_ns or 0 for rank in run.ranks for call in calls_of(rank))
+    times = sorted(call.time_ns or 0 for rank in run.ranks for call in rank.kept_calls())
     since = times[-30]
 
     part = select(run, Selection(last_ns=times[-1] - since))
 
     ends = {log.calls for rank in part.ranks for log in rank.logs.values()}
-    found = [call for rank in part.ranks for call in calls_of(rank)]
+    found = [call for rank in part.ranks for call in rank.kept_calls()]
     assert all((call.time_ns or 0) >= since or call.seq in ends for call in found)
     assert sum((call.time_ns or 0) >= since for call in found) == 30
 

@@ -14,7 +14,6 @@ import pytest
 
 from ncclscope.__main__ import main
 from ncclscope.export.prometheus import write_prometheus
-from ncclscope.export.selection import calls_of
 from ncclscope.export.tables import COLUMNS, LISTS, tables, write_csv, write_parquet
 from ncclscope.model import Run
 from ncclscope.readers import open_run
@@ -42,7 +41,7 @@ def test_every_column_is_documented() -> None:
 def test_calls_hold_what_was_recorded(run: Run) -> None:
     calls = tables(run)["calls"]
 
-    assert len(calls) == sum(len(calls_of(rank)) for rank in run.ranks) == 25
+    assert len(calls) == sum(len(rank.kept_calls()) for rank in run.ranks) == 25
     assert {name: str(kind) for name, kind in calls.dtypes.items()} == COLUMNS["calls"]
     odd = calls[(calls["rank"] == 1) & (calls["seq"] == 6)].iloc[0]
     assert (odd["op"], odd["shape"], odd["sizes"]) == ("all_gatherv", [5, 2], [4, 4, 6, 7])

@@ -168,9 +168,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
         last: Write only the last `last` calls, without sequence numbers, like a bounded buffer
             in the program. The header then marks the trace as a window.
     """
-    calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
-    calls += [call for sent in rank.p2p.values() for call in sent]
-    calls.sort(key=lambda call: call.position)
+    calls = rank.kept_calls()
     steps = sorted(rank.steps, key=lambda step: step.position, reverse=True)
     if last is not None:
         calls = calls[-last:] if last else []

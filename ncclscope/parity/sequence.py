@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model.ties import grouped
 from ncclscope.parity.folding import Node, fold
 from ncclscope.parity.spelling import Roles, spell
 from ncclscope.readers.ring.distinct import distinct_calls, group_calls
@@ -204,11 +205,8 @@ def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Sectio
         InputError: Calls of a rank are missing, so that its sequence is unknown.
     """
     _check_whole(run.ranks)
-    found: dict[tuple[int, ...], list[int]] = {}
-    for rank in run.ranks:
-        lines = tuple(CallStream(rank).lines(words, shapes=shapes))
-        found.setdefault(lines, []).append(rank.rank)
-    return [Section(lines, tuple(ranks)) for lines, ranks in found.items()]
+    found = grouped(run.ranks, lambda rank: tuple(CallStream(rank).lines(words, shapes=shapes)))
+    return [Section(lines, tuple(one.rank for one in ranks)) for lines, ranks in found.items()]
 
 
 def _check_size(rank: Rank) -> None:

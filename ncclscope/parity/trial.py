@@ -19,6 +19,7 @@ from ncclscope.launch.processes import (
     rings_directory,
     run_ranks,
 )
+from ncclscope.model.ties import grouped
 from ncclscope.parity.report import Report, check_run
 
 __all__ = ["ParityError", "Settings", "Skipped", "Trial"]
@@ -202,12 +203,10 @@ class Trial:
             parts += self._screens(outcome, report)
         elif outcome.ending == "timeout":
             parts.append("Run pytest with --ncclscope to see which call they wait in.")
-        shown: dict[str, list[int]] = {}
-        for failure in outcome.failures:
-            shown.setdefault(failure.trace, []).append(failure.rank)
+        by_trace = grouped(outcome.failures, lambda failure: failure.trace)
         parts += [
-            f"{sentence(ranks_text(ranks))} raised:\n\n{trace}"
-            for trace, ranks in shown.items()
+            f"{sentence(ranks_text(one.rank for one in failures))} raised:\n\n{trace}"
+            for trace, failures in by_trace.items()
             if trace
         ]
         return "\n\n".join(filter(None, parts))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ncclscope.model import Rank
 from ncclscope.model.text import plural
+from ncclscope.model.ties import grouped
 from ncclscope.readers.replicas import span
 from ncclscope.untrusted import text
 
@@ -27,9 +28,7 @@ def separate_linked(processes: Iterable[Rank], notes: list[str]) -> list[list[Ra
         Without ties there is one list, with all processes.
     """
     every = list(processes)
-    jobs: dict[str, list[Rank]] = {}
-    for process in every:
-        jobs.setdefault(_job(process), []).append(process)
+    jobs = grouped(every, _job)
     if len(jobs) < 2 or not any(_engines(job) for job in jobs.values()):
         return [every]
     groups = list(jobs.values())

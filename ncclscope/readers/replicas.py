@@ -13,7 +13,7 @@ from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
 from ncclscope.model.memory import Relabelled
 from ncclscope.model.text import plural
-from ncclscope.model.ties import tied
+from ncclscope.model.ties import grouped, tied
 from ncclscope.readers.members import renamed
 
 __all__ = ["separate_replicas", "span"]
@@ -30,9 +30,7 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
         ranks: All processes with a rank.
         notes: Receives notes on what was left out or renumbered.
     """
-    by_rank: dict[int, list[Rank]] = {}
-    for rank in ranks:
-        by_rank.setdefault(rank.rank, []).append(rank)
+    by_rank = grouped(ranks, lambda rank: rank.rank)
     if all(len(same) == 1 for same in by_rank.values()):
         return list(ranks)
     living = _whole([rank for same in by_rank.values() for rank in _living(same)], ranks)
@@ -139,10 +137,8 @@ def _places(ranks: Sequence[Rank]) -> list[int]:
 
 def _siblings(ranks: Sequence[Rank]) -> list[list[int]]:
     """Return groups of processes that one process started; single ones where numbers repeat."""
-    families: dict[tuple[str, object], list[int]] = {}
-    for one, rank in enumerate(ranks):
-        families.setdefault((rank.host, rank.details.get("parent", -one - 1)), []).append(one)
-    found = list(families.values())
+    parents = [(rank.host, rank.details.get("parent", -n)) for n, rank in enumerate(ranks, 1)]
+    found = list(grouped(range(len(ranks)), lambda one: parents[one]).values())
     if any(len({ranks[one].rank for one in family}) < len(family) for family in found):
         return [[one] for one in range(len(ranks))]
     return found

@@ -15,6 +15,7 @@ from typing import Any
 from ncclscope.model import Communicator, Rank, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.text import plural
+from ncclscope.model.ties import grouped
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.readers.flight_recorder.group import Group, Held
 from ncclscope.readers.flight_recorder.log import DumpLog, LazyCalls
@@ -100,9 +101,7 @@ def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
 
 def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
     """Return the newest run's dumps by rank, one per recorder."""
-    folders: dict[Path, list[Rank]] = {}
-    for rank in dumps:
-        folders.setdefault(Path(rank.source).parent, []).append(rank)
+    folders = grouped(dumps, lambda rank: Path(rank.source).parent)
     newest = sorted(
         folders.values(), key=lambda own: max(_dump(rank).newest_ns for rank in own), reverse=True
     )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Rank
+from ncclscope.model.ties import grouped
 from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
 from ncclscope.parity.hunks import HunkRow, rows
 from ncclscope.render.console.blocks import folded, right, unfolded
@@ -47,15 +48,13 @@ def render_difference(
     else:
         parts.append(Text(f"--- {names[0]}", style="bold red"))
         parts.append(Text(f"+++ {names[1]}", style="bold green"))
-    groups: dict[tuple[object, ...], list[RankPair]] = {}
-    for pair in pairs:
-        key = ("same",) if pair.same and len(pairs) > 1 else pair.pattern()
-        groups.setdefault(key, []).append(pair)
+    several = len(pairs) > 1
+    groups = grouped(pairs, lambda one: ("same",) if one.same and several else one.pattern())
     shown = sorted(groups.values(), key=lambda group: group[0].same)
     for group in shown[:MANY]:
-        if len(pairs) > 1:
+        if several:
             parts.append(_group_heading(group))
-        if len(pairs) == 1 or not group[0].same:
+        if not several or not group[0].same:
             parts += _pair(group[0], texts, width, context)
     if len(shown) > MANY:
         hidden = [pair for group in shown[MANY:] for pair in group]

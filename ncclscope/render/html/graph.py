@@ -8,6 +8,7 @@ from typing import Any
 
 from ncclscope.analysis.waits.wait_groups import Link, WaitGroup, WaitPicture
 from ncclscope.analysis.wording import call_text, ranks_text
+from ncclscope.model.ties import grouped
 
 __all__ = ["draw_graph"]
 
@@ -60,9 +61,8 @@ def _corners(places: Sequence[WaitGroup]) -> tuple[list[Point], float, float]:
 
     Layers run from top to bottom: ranks that wait for nobody first, deadlock cycles last.
     """
-    layers: dict[float, list[int]] = {}
-    for number, place in enumerate(places):
-        layers.setdefault(math.inf if place.depth is None else place.depth, []).append(number)
+    depths = [math.inf if place.depth is None else place.depth for place in places]
+    layers = grouped(range(len(places)), lambda number: depths[number])
     widest = max(len(layer) for layer in layers.values())
     columns = min(widest, 2 if len(places) <= 8 else 4)
     width = 2 * MARGIN + columns * BOX[0] + (columns - 1) * GAP[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.analysis.wording import ranks_text
+from ncclscope.model.ties import grouped
 from ncclscope.render.console.blocks import duration
 from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label, last_text
 from ncclscope.render.tui.marks import MARKS
@@ -163,7 +164,5 @@ def _part(ranks: Sequence[int], members: int, *, is_wide: bool) -> str:
 
 def _behind(entry: CommEntry) -> str:
     """Return the ranks that are behind with their lag in calls, the farthest behind first."""
-    by_lag: dict[int, list[int]] = {}
-    for rank, lag in entry.lags.items():
-        by_lag.setdefault(lag, []).append(rank)
+    by_lag = grouped(entry.lags, lambda rank: entry.lags[rank])
     return ", ".join(f"{_numbers(by_lag[lag])} {_MINUS}{lag}" for lag in sorted(by_lag)[::-1])

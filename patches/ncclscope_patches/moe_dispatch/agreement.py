@@ -14,6 +14,7 @@ from hashlib import blake2b
 import torch
 
 from ncclscope.errors import DispatchError
+from ncclscope.model.ties import grouped
 from ncclscope_patches.moe_dispatch.groups import RowGroup
 
 __all__ = ["agree"]
@@ -59,9 +60,7 @@ def _disagreement(group: RowGroup, text: str, lengths: list[int]) -> DispatchErr
         rank: bytes(row).decode(errors="replace").rstrip()
         for rank, row in zip(group.ranks, table, strict=True)
     }
-    ranks: dict[str, list[int]] = {}
-    for rank, plan in plans.items():
-        ranks.setdefault(plan, []).append(rank)
+    ranks = grouped(plans, lambda rank: plans[rank])
     stated = "; ".join(
         f"{'ranks' if len(own) > 1 else 'rank'} {' '.join(map(str, own))}: {plan}"
         for plan, own in ranks.items()

@@ -22,6 +22,7 @@ from typing import Any
 
 from ncclscope.errors import DivergenceError
 from ncclscope.model.text import ranks_text, sizes_text
+from ncclscope.model.ties import grouped
 from ncclscope.tracing import session
 from ncclscope_patches.vllm import group_mode
 
@@ -207,9 +208,7 @@ def agree(group: Any, same: str, text: str, right: bool = True) -> None:
         for row in _all_gather(group, mine)
     ]
     posted = dict(zip(group.ranks, texts, strict=True))
-    who: dict[str, list[int]] = {}
-    for rank, one in posted.items():
-        who.setdefault(one, []).append(rank)
+    who = grouped(posted, lambda rank: posted[rank])
     each = "; ".join(f"{ranks_text(ranks)}: {one}" for one, ranks in who.items())
     raise DivergenceError(
         f"the ranks of {group.unique_name} are about to post different calls: {each}",

@@ -15,6 +15,7 @@ from typing import Any
 
 import ncclscope
 from ncclscope.model.text import ranks_text
+from ncclscope.model.ties import grouped
 
 __all__ = ["WAIT_SECONDS", "agreed"]
 
@@ -82,9 +83,7 @@ def _modes(store: Any, keys: Mapping[int, str], wait: float) -> dict[int, str]:
 
 
 def _difference(what: str, reported: Mapping[int, str], members: Sequence[int], wait: float) -> str:
-    modes: dict[str, list[int]] = {}
-    for member in members:
-        modes.setdefault(reported.get(member, ""), []).append(member)
+    modes = grouped(members, lambda member: reported.get(member, ""))
     parts = [
         f"{ranks_text(ranks)}: {mode or f'not set (nothing in {wait:g} s)'}"
         for mode, ranks in modes.items()

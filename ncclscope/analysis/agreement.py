@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ncclscope.analysis.case import Case
+from ncclscope.analysis.case import DEAD_SECONDS, Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
 from ncclscope.analysis.failures import failure_of, failures_of
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
@@ -303,11 +303,6 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
     )
 
 
-def _would_record_exit(rank: Rank) -> bool:
-    """Return whether a process records its exit, as NCCL's profiler plugin alone does not."""
-    return not rank.carried or "probes" in rank.details
-
-
 def _still_seconds(case: Case, rank: Rank) -> float | None:
     """Return the seconds in which no call in a ring was posted or completed."""
     seconds = rank.details.get("still_seconds")
@@ -351,11 +346,28 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             f"No rank had posted a call for {min(known):.0f} s when the processes ended, and the "
             f"records do not show whether the job was idle or hung. {_agree(case)}",
         )
-    # A process that ends by itself records that; one that is killed, or leaves by os._exit(), not.
-    if killed := [one.rank for one in awake if one.alive is False and _would_record_exit(one)]:
+    if gone := _gone_before(awake):
         return Agreement(
             "unknown",
-            f"{sentence(ranks_text(killed))} {'has' if len(killed) == 1 else 'have'} ended without "
-            f"recording an exit, and no record shows why. {_agree(case)}",
+            f"{sentence(ranks_text(gone))} {'is' if len(gone) == 1 else 'are'} gone without a recorded end, seconds "
+            f"before other ranks. {_agree(case)}",
         )
     return Agreement("ok", _agree(case))
+
+
+def _gone_before(ranks: Sequence[Rank]) -> list[int]:
+    """Return the ranks whose heartbeats ended before those of others on their host did.
+
+    Who kills a whole job ends all of them at once.
+    """
+    seen: dict[str, dict[int, int]] = {}
+    for rank in ranks:
+        if rank.alive is False and rank.last_seen_ns is not None:
+            boot = str(rank.details.get("boot_id") or rank.host)
+            seen.setdefault(boot, {})[rank.rank] = rank.last_seen_ns
+    return sorted(
+        number
+        for ends in seen.values()
+        for number, end in ends.items()
+        if max(ends.values()) - end >= DEAD_SECONDS * 1e9
+    )

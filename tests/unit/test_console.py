@@ -125,9 +125,6 @@ def test_healthy_ranks_are_reported_to_agree(cluster_of: Callable[[int], Cluster
     cluster = cluster_of(4)
     cluster.history()
 
-    for tracer in cluster.tracers:
-        tracer.close()
-
     screen = _screen(cluster.verdict(quiet=1.0), 80)
 
     assert " OK " in screen

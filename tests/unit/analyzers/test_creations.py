@@ -151,7 +151,7 @@ def test_creation_at_different_moments_is_no_divergence(cluster: Cluster) -> Non
     create(cluster, [0, 1, 2], FIRST)
     create(cluster, [2], OWN, done=False)
 
-    assert agrees(cluster.verdict(quiet=0.3))
+    assert cluster.verdict(quiet=0.3).status == "ok"
 
 
 @pytest.mark.parametrize("op", ["barrier", "send"])

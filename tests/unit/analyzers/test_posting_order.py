@@ -223,7 +223,7 @@ def test_a_job_that_was_busy_until_now_may_come_to_it(cluster_of: ClusterOf) -> 
     cluster = cluster_of(4)
     post_all(cluster, {3: SWAPPED})
 
-    assert agrees(cluster.verdict(quiet=0.3))
+    assert cluster.verdict(quiet=0.3).status == "ok"
     run = cluster.run(quiet=5.0)
     alive = tuple(replace(rank, alive=True) for rank in run.ranks)
     assert diagnose(replace(run, ranks=alive)).status == "unknown"

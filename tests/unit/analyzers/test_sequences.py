@@ -160,7 +160,7 @@ def test_a_rank_that_is_behind_has_missed_nothing(cluster_of: ClusterOf) -> None
 
     verdict = cluster.verdict(quiet=0.1)
 
-    assert agrees(verdict)
+    assert verdict.status == "ok"
     assert verdict.findings == ()
 
 

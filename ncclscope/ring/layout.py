@@ -217,9 +217,9 @@ FIXED_STEP = 2
 """Not a call but a step of the engine: ``seq`` is its number, ``numel`` its tokens plus one."""
 FIXED_DUMMY = 4
 FIXED_REPLAY = 8
+"""All calls of a CUDA graph on one communicator; ``numel`` is the number of the replay."""
 FIXED_UNSENT = 16
 """Beside FIXED_STEP: no step, but a call that was refused; its number belongs to the next call."""
-"""All calls of a CUDA graph on one communicator; ``numel`` is the number of the replay."""
 
 FLAG_CAPTURED = 1
 FLAG_REPLAYED = 2

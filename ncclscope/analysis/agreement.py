@@ -349,8 +349,8 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     if gone := _gone_before(awake):
         return Agreement(
             "unknown",
-            f"{sentence(ranks_text(gone))} {'is' if len(gone) == 1 else 'are'} gone without a recorded end, seconds "
-            f"before other ranks. {_agree(case)}",
+            f"{sentence(ranks_text(gone))} {'is' if len(gone) == 1 else 'are'} gone without a "
+            f"recorded end, seconds before other ranks. {_agree(case)}",
         )
     return Agreement("ok", _agree(case))
 

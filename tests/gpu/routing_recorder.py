@@ -33,6 +33,11 @@ class Recorder:
         self.by_prefix: dict[tuple[int, ...], set[Routing]] = defaultdict(set)
         self._buffer: Any = None
 
+    def forget(self) -> None:
+        """Forget what was read so far, as with other weights."""
+        self.seen.clear()
+        self.by_prefix.clear()
+
     def install(self) -> None:
         """Extend the plugin's capture and vLLM's runner; call it before the engine is made."""
         import vllm.v1.worker.gpu.model_runner as module

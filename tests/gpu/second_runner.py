@@ -13,6 +13,8 @@
              then the same load again without the recorder, which waits for the GPU
 ``eagle``    the same with drafts of a random EAGLE head, most of which are rejected
 ``ngram``    the same with drafts that repeat earlier tokens, from vLLM 0.33 on
+``weights``  a round of requests, other weights of the norms in place, as between two steps of RL,
+             and the same requests again
 ``asked``    without the flag: half of the requests ask; none of the plugin's calls may wait for
              the GPU
 ``speed``    tokens a second where all ask and where nobody does, in turns in one engine, whose
@@ -51,7 +53,7 @@ ALONE = ("own", "first", "second", "workers")
 PAIR = ("own2", "second2")
 """The same with two GPUs, which share layers and experts."""
 LOADED = ("load", "eagle", "ngram")
-STAGES = (*ALONE, *PAIR, *LOADED, "asked", "speed", "speed1")
+STAGES = (*ALONE, *PAIR, *LOADED, "weights", "asked", "speed", "speed1")
 GPU = torch.cuda.is_available()
 LARGER = {
     "hidden_size": 512,
@@ -209,6 +211,37 @@ def loaded(directory: Path, *, drafts: str = "") -> dict[str, Any]:
     return report
 
 
+def reweighted(directory: Path) -> dict[str, Any]:
+    """Serve requests, change weights, empty the prefix cache, and serve the same requests again."""
+    recorder = Recorder(LAYERS, TOP_K)
+    recorder.install()
+    engine = make_engine(directory, flag=True)
+    prompts = prompts_of(REQUESTS, 7)
+    recorder.on = True
+
+    def change(model: torch.nn.Module) -> None:
+        drawn = torch.Generator().manual_seed(3)
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                factor = 0.5 + torch.rand(weight.shape, generator=drawn)
+                weight.data.mul_(factor.to(weight))
+
+    before = generate(engine, prompts, NEW_TOKENS)
+    report: dict[str, Any] = {"recorded before": check(before, recorder)}
+    recorder.forget()
+    engine.apply_model(change)
+    engine.reset_prefix_cache()
+    after = generate(engine, prompts, NEW_TOKENS)
+    report["recorded after"] = check(after, recorder)
+    # The routing of a prompt depends on the weights and on nothing else.
+    rows = [[answer.outputs[0].routed_experts for answer in answers] for answers in (before, after)]
+    report["changed"] = sum(
+        int((old[: len(prompt)] != new[: len(prompt)]).any(axis=(1, 2)).sum())
+        for prompt, old, new in zip(prompts, *rows, strict=True)
+    )
+    return report
+
+
 def count_preemptions() -> Callable[[], int]:
     """Return a function that returns how many requests have lost their blocks since."""
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -290,6 +323,8 @@ def run_stage(directory: Path, name: str) -> dict[str, Any]:
         routing.install()
     if name in LOADED:
         return loaded(directory, drafts=name if name != "load" else "")
+    if name == "weights":
+        return reweighted(directory)
     if name == "asked":
         return asked_only(directory)
     if name.startswith("speed"):

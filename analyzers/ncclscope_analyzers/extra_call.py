@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.findings import contrast, from_difference, subject
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.habit import habit_of, usual_next
 from ncclscope.analysis.wording import comm_text, plural, ranks_text, verb
 from ncclscope.model import Finding
 
@@ -34,9 +36,24 @@ class ExtraCall:
                     f"{contrast(difference)}."
                 ),
                 extent=count,
+                inferred=_early(case, difference),
                 evidence=(
                     f"without {'it' if count == 1 else 'them'}, "
                     f"{plural(difference.first.matched, 'call')} "
                     f"{verb(range(difference.first.matched), 'agree')} again",
                 ),
             )
+
+
+def _early(case: Case, difference: Difference) -> tuple[str, ...]:
+    """Say if the call is the one that its peers have posted next each time before."""
+    first, log = difference.first, case.logs(difference.comm.key).get(difference.peers[0])
+    own = habit_of(difference.odd_call), difference.odd_call.site
+    if first.inserted > 1 or log is None or log.calls != difference.seq + first.matched - 1:
+        return ()
+    if usual_next(log, log.calls) != own:
+        return ()
+    return (
+        f"{ranks_text(difference.peers)} posted such a call next each time before: "
+        f"{ranks_text(difference.odd)} may have posted it too early, in the opposite order",
+    )

@@ -29,6 +29,7 @@ __all__ = [
     "in_step",
     "is_due",
     "skipped_block",
+    "usual_next",
 ]
 
 PAST = 2048
@@ -129,6 +130,22 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     return counts[0] if same and (odd.site, odd.user_site) in sites else 0
 
 
+def usual_next(log: CallLog, seq: int) -> tuple[Habit, str | None] | None:
+    """Return the repeating part and the line of the call that has followed one lately.
+
+    Args:
+        log: A rank's calls.
+        seq: Number of a call.
+
+    Returns:
+        None where fewer than two such calls were followed by another, or not always by the same.
+    """
+    calls = log.span(max(log.first, seq + 1 - PAST), seq + 1)
+    past = [(habit_of(one), one.site) for one in calls]
+    following = [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
+    return following[0] if len(following) > 1 and len({*following}) == 1 else None
+
+
 def is_due(log: CallLog, call: Call) -> bool:
     """Return whether a call is the one that has followed the call before it lately.
 
@@ -138,10 +155,7 @@ def is_due(log: CallLog, call: Call) -> bool:
         log: The log that holds the call.
         call: One of its calls.
     """
-    calls = log.span(max(log.first, call.seq - PAST), call.seq)
-    past = [(habit_of(one), one.site) for one in calls]
-    following = [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
-    return len(following) > 1 and {*following} == {(habit_of(call), call.site)}
+    return usual_next(log, call.seq - 1) == (habit_of(call), call.site)
 
 
 def came_from_there(log: CallLog, seq: int, call: Call) -> bool:

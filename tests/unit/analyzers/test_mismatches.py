@@ -225,3 +225,44 @@ def test_a_line_of_the_program_tells_a_skipped_call_from_an_inserted_one(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(
+    ("site", "is_said"), [("train.py:9 step", True), ("train.py:8 step", False)]
+)
+def test_another_call_after_equal_ones_may_come_from_later_in_the_program(
+    cluster_of: ClusterOf, site: str, is_said: bool
+) -> None:
+    cluster = cluster_of(3)
+    for _ in range(5):
+        cluster.post(cluster.everybody, "world", site="train.py:8 step")
+    cluster.post([0, 2], "world", site="train.py:8 step", done=False)
+    cluster.post([1], "world", "all_gather", site=site, done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("op_mismatch", (1,), 6)
+    assert cause.confidence == "certain"
+    assert any("another number of the equal calls" in one for one in cause.inferred) == is_said
+
+
+@pytest.mark.parametrize(
+    ("usual", "confidence"), [("all_gather", "likely"), ("barrier", "certain")]
+)
+def test_a_call_that_its_peers_post_next_may_have_been_posted_too_early(
+    cluster_of: ClusterOf, usual: str, confidence: str
+) -> None:
+    """Two threads post on one communicator, on one rank in the opposite order."""
+    cluster = cluster_of(3)
+    for _ in range(5):
+        cluster.post(cluster.everybody, "world", site="train.py:8 step")
+        cluster.post(cluster.everybody, "world", usual, site="train.py:14 metrics")
+    cluster.post([2], "world", "all_gather", site="train.py:14 metrics", done=False)
+    cluster.post(cluster.everybody, "world", site="train.py:8 step", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("extra_call", (2,), 11)
+    assert cause.confidence == confidence

@@ -87,10 +87,12 @@ def judge_agreement(
             f"agree as far as they go.",
         )
     if lacking := sorted({number for _, ranks in unlogged_members(run) for number in ranks}):
+        made = [one for one in (*case.survived, *case.differences) if one.comm.creates_groups]
+        rest = _differ(made[0]) if made else "The others agree as far as they go."
         return Agreement(
             "incomplete",
             f"The records of {ranks_text(lacking)} lack a communicator on which their peers "
-            f"completed calls. The others agree as far as they go.",
+            f"completed calls. {rest}",
         )
     if cut := sorted({number for _, ranks in cut_short(run) for number in ranks}):
         return Agreement(

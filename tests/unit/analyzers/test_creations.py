@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.parity.sequence import CallStream, Vocabulary
+from ncclscope.readers import open_run
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
@@ -63,6 +64,26 @@ def test_another_order_is_no_group_more_and_none_less(cluster: Cluster) -> None:
     assert verdict.cause is not None
     assert "posted new_group of ranks 1 3 (gloo) as call 1" in verdict.cause.summary
     assert "ranks 0-2 posted new_group of ranks 2 3 (gloo)" in verdict.cause.summary
+
+
+def test_a_communicator_that_is_lacking_since_groups_were_mixed_says_so(cluster: Cluster) -> None:
+    """All ranks exited: rank 3 used what it took for the other group, with another member."""
+    for group in ((1, 3), (2, 3)):
+        create(cluster, [0, 1, 2], group)
+    for group in ((2, 3), (1, 3)):
+        create(cluster, [3], group)
+    for number, members, other in ((1, (1, 3), "pg1"), (2, (2, 3), "pg2")):
+        cluster.post([number], other, members=members)
+        cluster.post([3], other, members=(3 - number, 3))
+    for tracer in cluster.tracers:
+        tracer.close()
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert verdict.summary.endswith(
+        "On world/groups the ranks differ in call 1 and completed calls after it."
+    )
 
 
 def test_another_backend_is_another_group(cluster: Cluster) -> None:

@@ -309,6 +309,8 @@ class DeadRank:
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
         if how == EXITED:  # nothing failed: its program came to its end
             who = f"{sentence(rank_text(case.run, number))} exited normally without this call"
+        elif how == NO_RECORD:
+            who = f"Rank {number} left no record: it is dead, or was not traced"
         # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
         alone = rank is not None or len(lost) == 1

@@ -193,9 +193,10 @@ def _missing(run: Run) -> Iterator[str]:
         return
     bare = [rank.rank for rank in run.ranks if not rank.logs and not rank.activities]
     if bare and len(bare) == len(run.ranks):
+        who = "not every rank" if any(one.rings for one in snapshot.workers) else "no rank"
         yield (
-            "no rank is traced, so only stacks show what the processes do; start the job with "
-            "`ncclscope run -- COMMAND`"
+            f"{who} is traced, so only stacks show what the processes do; start the job with "
+            f"`ncclscope run -- COMMAND`"
         )
     elif bare:
         yield f"{ranks_text(bare)}: no calls of these processes are recorded"

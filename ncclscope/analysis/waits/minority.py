@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.sequences.habit import is_due
 from ncclscope.analysis.waits.engine_steps import counterpart, is_idle
+from ncclscope.analysis.waits.noted import doing_in_common
 from ncclscope.analysis.wording import comm_text, ranks_text, verb
 from ncclscope.model import Communicator, Rank
 
@@ -71,7 +72,8 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         diverging = "absent"  # whatever the numbers, they cannot come before they are resumed
     here = [rank for n in absent if (rank := case.run.by_rank.get(n)) and not rank.exited]
     log = case.run.by_rank[pending.rank].logs[pending.comm.key]
-    held = is_due(log, pending.call) or all(_is_silent(rank, pending) for rank in here)
+    silent = all(_is_silent(rank, pending) for rank in here)
+    held = is_due(log, pending.call) or (silent and doing_in_common(case.run, absent) is None)
     if diverging == "waiting" and not by_groups and here and held:
         diverging = ""  # the larger number may be held up, and make this call when it comes
     if by_groups == "waiting" and by_number == "absent":

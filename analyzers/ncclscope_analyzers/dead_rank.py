@@ -308,7 +308,7 @@ class DeadRank:
         state = "dead, gone or stuck" if undumped or silent else "dead or gone"
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
         if how == EXITED:  # nothing failed: its program came to its end
-            who = f"{sentence(rank_text(case.run, number))} exited normally without this call"
+            who = f"{sentence(rank_text(case.run, number))} ended without this call ({how})"
         elif how == NO_RECORD:
             who = f"Rank {number} left no record: it is dead, or was not traced"
         # With several ranks missing, nothing shows which of them the others wait for.

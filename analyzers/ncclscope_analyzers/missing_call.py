@@ -33,16 +33,17 @@ class MissingCall:
                 f"{verb(range(difference.first.matched), 'agree')} again"
             )
             habit = difference.first.matched == 0
+            went_on = ", or came to a later one first" if habit and count == 1 else " and went on"
             yield from_difference(
                 case,
                 difference,
                 kind=self.name,
                 analyzer=self.name,
                 summary=_without(case, difference)
-                if difference.comm.creates_groups or (habit and count == 1)
+                if difference.comm.creates_groups
                 else (
                     f"{subject(case, difference)} skipped {plural(count, 'call')} on "
-                    f"{comm_text(difference.comm)} and went on: {contrast(difference)}."
+                    f"{comm_text(difference.comm)}{went_on}: {contrast(difference)}."
                 ),
                 extent=count,
                 evidence=() if habit else (proof,),
@@ -71,11 +72,10 @@ class MissingCall:
 
 
 def _without(case: Case, difference: Difference) -> str:
-    """Say that a rank did not post a call. It may have posted the next one first instead."""
-    did = "created" if difference.comm.creates_groups else "posted"
+    """Say that a rank did not create a group. The rank may have created the next group instead."""
     return (
         f"{subject(case, difference)} came to {call_text(difference.odd_call)} without "
-        f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} {did} as call "
+        f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} created as call "
         f"{difference.seq} on {comm_text(difference.comm)}: it skipped that call, or would have "
         f"posted it later."
     )

@@ -125,7 +125,11 @@ def test_members_with_the_same_mode_switch_it_on(tmp_path: Path, function: str) 
             "without_the_switch",
             "ranks 0 2: fixed, ncclscope {0}; rank 1: not set (nothing in 1 s)",
         ),
-        ("too_late", "ranks 0 2: fixed, ncclscope {0}; rank 1: not set (nothing in 1 s)"),
+        pytest.param(
+            "too_late",
+            "ranks 0 2: fixed, ncclscope {0}; rank 1: not set (nothing in 1 s)",
+            marks=pytest.mark.slow,
+        ),
         ("subgroups", "rank 0: checked, ncclscope {0}; rank 1: fixed, ncclscope {0}"),
     ],
 )

@@ -43,6 +43,10 @@ OUTCOMES = {
 }
 
 
+FAST = ("divergent_dispatch", "skipped_call", "wrong_op", "sleeping_rank", "killed_rank", "none")
+"""The others run in `make test-all` only."""
+
+
 @dataclass(frozen=True)
 class Result:
     """One run, after its end."""
@@ -137,7 +141,9 @@ def test_every_fault_is_tested() -> None:
     assert OUTCOMES.keys() == FAULTS.keys()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=() if one in FAST else pytest.mark.slow) for one in FAULTS]
+)
 def test_a_run_ends_the_way_its_fault_says(run: Runner, fault: str) -> None:
     result = run(fault)
     assert result.outcome == OUTCOMES[fault]

@@ -106,6 +106,7 @@ def test_a_hang_is_found_diagnosed_explained_and_reported(rings: Path, tmp_path:
     assert page.read_text().lower().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_attach_sees_what_this_host_runs() -> None:
     program = "print(flush=True); import time; time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
@@ -165,6 +166,7 @@ def test_texts_of_a_job_are_data_and_bounded(tmp_path: Path) -> None:
     converse(talk)
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     found = answers.ask("watch", ["--json"], [str(tmp_path / "never")], limit=3.0)
 

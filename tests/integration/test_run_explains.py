@@ -253,7 +253,7 @@ def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
             os.killpg(job.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("options", [[], ["--no-explain"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--no-explain"], marks=pytest.mark.slow)])
 def test_nothing_is_printed_for_a_healthy_job_or_with_no_explain(
     command: list[str], tmp_path: Path, options: list[str]
 ) -> None:

@@ -578,6 +578,7 @@ def test_exception_of_a_posted_call_is_evidence(rings: Path) -> None:
 # --- death from outside -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rank_that_the_kernel_killed_for_memory(rings: Path, tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     with Job("is_killed", rings) as job:
@@ -606,6 +607,7 @@ def test_rank_that_the_kernel_killed_for_memory(rings: Path, tmp_path: Path) -> 
     assert f"pid {pid}" in source.says
 
 
+@pytest.mark.slow
 def test_connection_to_a_process_that_has_ended_is_a_data_source(rings: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

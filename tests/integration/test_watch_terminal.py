@@ -209,6 +209,7 @@ def test_a_fault_of_real_ranks_is_shown_with_its_rank(
     assert f"ncclscope diagnose {rings}" in terminal.screen
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_marked_at_once(rings: Path) -> None:
     program = Program(tp=4, dp=1, fault="killed_rank", seed=1)
     (odd,) = program.planted()["diverging_ranks"]

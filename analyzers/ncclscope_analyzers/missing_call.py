@@ -33,7 +33,6 @@ class MissingCall:
                 f"{verb(range(difference.first.matched), 'agree')} again"
             )
             habit = difference.first.matched == 0
-            went_on = ", or came to a later one first" if habit and count == 1 else " and went on"
             yield from_difference(
                 case,
                 difference,
@@ -43,7 +42,7 @@ class MissingCall:
                 if difference.comm.creates_groups
                 else (
                     f"{subject(case, difference)} skipped {plural(count, 'call')} on "
-                    f"{comm_text(difference.comm)}{went_on}: {contrast(difference)}."
+                    f"{comm_text(difference.comm)} and went on: {contrast(difference)}."
                 ),
                 extent=count,
                 evidence=() if habit else (proof,),

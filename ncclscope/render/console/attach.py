@@ -18,13 +18,13 @@ from ncclscope.model.snapshot import Snapshot
 from ncclscope.render.console.blocks import (
     add_row,
     coverage_block,
-    folded,
     item,
     knowledge,
     plain_table,
     right,
     section,
-    unfolded,
+    unwrapped,
+    wrapped,
 )
 from ncclscope.render.console.transfers import transfer_block
 from ncclscope.render.console.verdict import render_verdict, verdict_panel
@@ -76,7 +76,7 @@ def _processes(
     snapshot: Snapshot, motions: Mapping[int, Motion], verdict: Verdict
 ) -> RenderableType:
     rank = Column("rank", justify="right")
-    table = plain_table(rank, right("pid"), unfolded("state"), right("cpu"), folded("where"))
+    table = plain_table(rank, right("pid"), unwrapped("state"), right("cpu"), wrapped("where"))
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group in _groups(motions):
         one = group.motion
@@ -132,7 +132,7 @@ def _tree(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
     if not roots:
         return
     yield section("stacks of all ranks, merged", "seen; = the same twice, ~ changed")
-    grid = Table.grid(unfolded(), unfolded(), folded(), padding=(0, 1))
+    grid = Table.grid(unwrapped(), unwrapped(), wrapped(), padding=(0, 1))
     for root in roots:
         _walk(root, 0, grid)
     yield grid
@@ -174,7 +174,7 @@ def _walk(node: TreeNode, indent: int, grid: Table) -> None:
 
 def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
     """Yield the C frames of one rank per group, with threads of communication libraries."""
-    table = plain_table(right("rank"), unfolded("thread"), folded("frames"), headings=False)
+    table = plain_table(right("rank"), unwrapped("thread"), wrapped("frames"), headings=False)
     for group in classify(motion for motion in motions.values() if motion.frames):
         rows = 0
         threads = group.motion.worker.stacks[-1].threads
@@ -193,8 +193,8 @@ def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
 
 
 def _data_sources(verdict: Verdict) -> Iterable[RenderableType]:
-    there = plain_table(unfolded("name"), unfolded("verdict"), folded("reports"), headings=False)
-    absent = plain_table(unfolded("name"), folded("reason"), headings=False)
+    there = plain_table(unwrapped("name"), unwrapped("verdict"), wrapped("reports"), headings=False)
+    absent = plain_table(unwrapped("name"), wrapped("reason"), headings=False)
     for one in verdict.evidence:
         table, agreement = (there, [_AGREEMENT[one.agrees]]) if one.available else (absent, [])
         style = "red" if one.available and one.agrees is False else ""

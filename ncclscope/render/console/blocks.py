@@ -18,15 +18,15 @@ __all__ = [
     "cause_panel",
     "coverage_block",
     "duration",
-    "folded",
     "item",
     "knowledge",
     "plain_table",
     "right",
     "section",
     "status_panel",
-    "unfolded",
+    "unwrapped",
     "who_text",
+    "wrapped",
 ]
 
 COLOURS = {
@@ -135,12 +135,12 @@ def right(heading: str = "", *, least: int | None = None) -> Column:
     return Column(heading, justify="right", no_wrap=True, min_width=least)
 
 
-def unfolded(heading: str = "") -> Column:
+def unwrapped(heading: str = "") -> Column:
     """Return a column of texts that stay on one line."""
     return Column(heading, no_wrap=True)
 
 
-def folded(heading: str = "", *, ratio: int | None = None) -> Column:
+def wrapped(heading: str = "", *, ratio: int | None = None) -> Column:
     """Return a column of long texts; ``ratio`` is its share of the remaining width."""
     return Column(heading, overflow="fold", ratio=ratio)
 

@@ -12,12 +12,12 @@ from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Run
 from ncclscope.render.console.blocks import (
     add_row,
-    folded,
     item,
     plain_table,
     right,
     section,
-    unfolded,
+    unwrapped,
+    wrapped,
 )
 
 __all__ = ["device_block"]
@@ -36,7 +36,7 @@ def device_block(run: Run) -> Iterator[RenderableType]:
     enters = any(row.pending.entered is not None for row in shown)
     headings = ("posted", *(["entered"] if enters else ()), "finished")
     rank = Column("rank", justify="right")
-    table = plain_table(rank, unfolded("comm"), *map(right, headings), folded("where it is"))
+    table = plain_table(rank, unwrapped("comm"), *map(right, headings), wrapped("where it is"))
     for row in shown[:MANY]:
         progress = row.pending
         counts = [progress.posted, *([progress.entered] if enters else ()), progress.finished]

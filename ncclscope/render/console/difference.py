@@ -13,7 +13,7 @@ from ncclscope.model import Rank
 from ncclscope.model.ties import grouped
 from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
 from ncclscope.parity.hunks import HunkRow, rows
-from ncclscope.render.console.blocks import folded, right, unfolded
+from ncclscope.render.console.blocks import right, unwrapped, wrapped
 
 __all__ = ["render_difference", "render_rows"]
 
@@ -124,7 +124,7 @@ def render_rows(
         sides: Both sides, for sequence numbers and call sites; None to show neither.
     """
     numbers = [right() for _ in sides or ()]
-    columns = (unfolded(), *numbers, folded())
+    columns = (unwrapped(), *numbers, wrapped())
     table = Table(*columns, box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     for row in found:
         cells = ["" if row.kind == "@" else row.kind]

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ncclscope.doctor.check import Check
-from ncclscope.render.console.blocks import folded, plain_table, right, unfolded
+from ncclscope.render.console.blocks import plain_table, right, unwrapped, wrapped
 
 __all__ = ["render_checks"]
 
@@ -25,7 +25,7 @@ def render_checks(checks: Sequence[Check]) -> RenderableType:
     parts: list[RenderableType] = []
     for section in dict.fromkeys(check.section for check in checks):
         parts.append(Text(f"{'' if not parts else chr(10)}{section.upper()}", style="bold"))
-        table = plain_table(right("sign"), unfolded("name"), folded("state"), headings=False)
+        table = plain_table(right("sign"), unwrapped("name"), wrapped("state"), headings=False)
         for check in checks:
             if check.section != section:
                 continue

@@ -12,11 +12,11 @@ from ncclscope.model import Run, Transfer
 from ncclscope.render.console.blocks import (
     add_row,
     duration,
-    folded,
     item,
     plain_table,
     right,
     section,
+    wrapped,
 )
 from ncclscope.untrusted import printable
 
@@ -34,7 +34,7 @@ def transfer_block(run: Run) -> Iterator[RenderableType]:
         return
     yield section("transfers", "recorded")
     headings = ("request", "receiving engine", "sending engine")
-    table = plain_table(*map(folded, headings), right("for"))
+    table = plain_table(*map(wrapped, headings), right("for"))
     for one in itertools.islice(waiting, MANY):
         receive, send = one.receive, one.send
         end = receive or send

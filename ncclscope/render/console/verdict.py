@@ -31,14 +31,14 @@ from ncclscope.render.console.blocks import (
     cause_panel,
     coverage_block,
     duration,
-    folded,
     item,
     knowledge,
     plain_table,
     right,
     section,
     status_panel,
-    unfolded,
+    unwrapped,
+    wrapped,
 )
 from ncclscope.render.console.device import device_block
 from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
@@ -167,7 +167,7 @@ def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> 
     columns = [Column("rank", justify="right"), Column("host")]
     columns += [Column(name, justify="right") for name in ("pid", *names)]
     for label in labels:
-        columns += [right(label), folded("last call")]
+        columns += [right(label), wrapped("last call")]
     table = plain_table(*columns)
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in groups:
@@ -182,7 +182,7 @@ def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> 
 
 def _narrow_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> Table:
     who = [Column(heading, justify="right") for heading in ("rank", "pid")]
-    table = plain_table(*who, unfolded("comm"), right("calls"), folded("last call"))
+    table = plain_table(*who, unwrapped("comm"), right("calls"), wrapped("last call"))
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in groups:
         style = "bold red" if row.rank.rank in diverging else ""
@@ -208,7 +208,7 @@ def _aligned(
 ) -> RenderableType:
     """Return two columns, with matching calls in one line."""
     assert cause.seq is not None
-    left, other = (folded(ranks_text(ranks), ratio=1) for ranks in (peers, diverging))
+    left, other = (wrapped(ranks_text(ranks), ratio=1) for ranks in (peers, diverging))
     table = plain_table(right(), left, right(), other)
     by_site = differ_by_site(cause)
     for theirs, own in cause.aligned:
@@ -233,7 +233,7 @@ def _number(call: Call | None, *, mark: bool = False) -> str:
 def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     """Return a column for each group of ranks that posted the same calls."""
     shown, hidden = shown_groups(near, cause, 2 if width < WIDE else 4)
-    table = plain_table(right(), *(folded(ranks_text(ranks), ratio=1) for ranks in shown))
+    table = plain_table(right(), *(wrapped(ranks_text(ranks), ratio=1) for ranks in shown))
     for seq in sorted({seq for calls in near.calls.values() for seq in calls}):
         here = seq == near.seq
         cells = [

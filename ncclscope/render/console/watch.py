@@ -17,7 +17,7 @@ from ncclscope.render.console.blocks import (
     plain_table,
     right,
     status_panel,
-    unfolded,
+    unwrapped,
 )
 from ncclscope.render.tui.entries import comm_label, last_text
 from ncclscope.untrusted import printable
@@ -109,7 +109,7 @@ def _most_relevant(poll: Poll, most: int) -> list[RingCursor]:
 def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Table:
     columns = [right("rank"), right("pid")]
     for label in labels:
-        columns += [right(label), right("lag", least=4), unfolded("last call")]
+        columns += [right(label), right("lag", least=4), unwrapped("last call")]
     table = plain_table(*columns, right("quiet"))
     heads = poll.farthest()
     for cursor in shown:
@@ -125,7 +125,7 @@ def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Tab
 
 def _narrow(poll: Poll, shown: Sequence[RingCursor]) -> Table:
     last_call = Column("last call", no_wrap=True, ratio=1)
-    columns = [right("rank"), right("pid"), unfolded("comm"), right("calls")]
+    columns = [right("rank"), right("pid"), unwrapped("comm"), right("calls")]
     table = plain_table(*columns, right("lag", least=4), last_call, right("quiet"))
     heads = poll.farthest()
     for cursor in shown:

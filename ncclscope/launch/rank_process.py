@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -21,18 +22,26 @@ from typing import Any, NoReturn
 
 from ncclscope.launch.gpus import device_of
 
-__all__ = ["Job", "RankPlace", "be_rank", "flush_output"]
+__all__ = ["Job", "RankPlace", "be_rank", "flush_output", "free_port"]
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = datetime.timedelta(hours=1)
 """Timeout of the process group: longer than any stall that the launcher detects."""
+_BELOW_EPHEMERAL = range(10_000, 32_000)
+"""Ports that the kernel gives to no connection, nor to gloo: until used, a free one stays free."""
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    ports = random.SystemRandom()
+    while True:
+        port = ports.choice(_BELOW_EPHEMERAL)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Job:
     workplace: Path
     rings: Path | None
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
 
     def output(self, rank: int) -> Path:
         """Return the file of a rank's standard output and error."""

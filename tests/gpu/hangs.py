@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.attach.stacks import find_py_spy
+from ncclscope.launch.rank_process import free_port
 from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
@@ -67,12 +68,9 @@ def evidence(directory: Path) -> dict[str, str]:
     NCCL's RAS answers on a port of its own, and torch's Flight Recorder records, and dumps to a
     directory when asked.
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     prefix = str(directory / fr_trace.PREFIX)
     return {
-        "NCCL_RAS_ADDR": f"localhost:{port}",
+        "NCCL_RAS_ADDR": f"localhost:{free_port()}",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_FR_DUMP_TEMP_FILE": prefix,

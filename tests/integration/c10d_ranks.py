@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope import open_run
+from ncclscope.launch.rank_process import free_port
 from ncclscope.model import Call, Rank, Run
 from tests.support import fork_server
 
@@ -131,13 +131,10 @@ def start(
 
 def meeting(rings: Path, size: int) -> dict[str, str]:
     """Return the variables of a job whose ranks meet at a port of their own, and record there."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     return {
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "MEETING_POINT": str(rings / "store"),
         "NCCLSCOPE_DIR": str(rings),
         "TORCHELASTIC_RUN_ID": "",

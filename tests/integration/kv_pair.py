@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 
 from ncclscope import open_run
+from ncclscope.launch.rank_process import free_port
 from ncclscope.model import Transfer
 from tests.integration.tiny_moe import write_checkpoint
 from tests.integration.vllm_server import TINY_QWEN3_MOE, VllmServer
@@ -106,7 +106,7 @@ class KvPair:
         environment |= {
             "VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(self._lease),  # before vLLM 0.30
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
             "NCCLSCOPE_TEST_TIMING": str(self._timing),
             "PYTHONPATH": os.pathsep.join(
                 filter(None, (*map(str, PLUGINS), os.getenv("PYTHONPATH")))
@@ -344,10 +344,3 @@ def _yield_processors(server: VllmServer) -> None:
         for one in psutil.Process(pid).threads():
             if one.id != pid and one.system_time > POLLING_SECONDS:
                 os.setpriority(os.PRIO_PROCESS, one.id, POLLING_PRIORITY)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

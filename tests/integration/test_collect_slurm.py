@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from ncclscope import diagnose, open_run
+from ncclscope.launch.rank_process import free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "squeue", "unshare")
 CONFIGURATION = """\
@@ -157,16 +158,13 @@ def cluster(
 def job(cluster: Path, tmp_path: Path) -> Iterator[str]:
     """The id of a job of which rank 1 sleeps, and rank 0 waits for it."""
     (cluster / "program.py").write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     traced = [*TOOL, "run", "--dir", "/dev/shm/rings", "--", sys.executable, "program.py"]
     log = (tmp_path / "job.log").open("wb")
     job = subprocess.Popen(
         ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", f"--chdir={cluster}", *traced],
         stdout=log,
         stderr=log,
-        env={**os.environ, "PORT": str(port)},
+        env={**os.environ, "PORT": str(free_port())},
     )
     try:
         for word, what in ((b"asleep", "rank 1 sleeps"), (b"posted", "rank 0 waits for it")):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer
+from ncclscope.launch.rank_process import free_port
 from tests.support.nodes import environment, ncclscope
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.skipif(
     not (os.path.exists(SSHD) and shutil.which("ssh") and shutil.which("ssh-keygen")),
     reason="needs sshd, ssh and ssh-keygen",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

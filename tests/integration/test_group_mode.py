@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 import ncclscope
 from ncclscope import diagnose
+from ncclscope.launch.rank_process import free_port
 from tests.integration.c10d_ranks import calls, main, run_ranks
 
 SIZE = 3
@@ -99,10 +99,7 @@ def stateless(rank: int) -> None:
 
 def warnings_of(tmp_path: Path, function: str) -> list[str]:
     """Run a function on all ranks; return the lines about the mode."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = "tcp://{}:{}".format(*listener.getsockname())
-    where = {"STORE": address, "WARNINGS": str(tmp_path)}
+    where = {"STORE": f"tcp://127.0.0.1:{free_port()}", "WARNINGS": str(tmp_path)}
     run = run_ranks(__file__, function, tmp_path, size=SIZE, environment=where)
     assert diagnose(run).status in ("ok", "unknown")
     assert {call.op for rank in run.ranks for call in calls(rank)} <= {"barrier"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope.launch.rank_process import free_port
 from tests.integration.test_otlp import check_divergence, diverged, watch
 from tests.support.otlp_receiver import Received, receiver
 
@@ -33,11 +34,7 @@ def collector(received: Received, tmp_path: Path) -> Iterator[str]:
     """The URL of a collector that sends on to `received`."""
     assert ROTEL is not None
     assert ROTEL.origin is not None
-    ports = []
-    with socket.socket() as http, socket.socket() as grpc:
-        for one in (http, grpc):
-            one.bind(("127.0.0.1", 0))
-            ports.append(one.getsockname()[1])
+    ports = [free_port(), free_port()]
     log = (tmp_path / "collector.log").open("wb")
     agent = Path(ROTEL.origin).with_name("rotel-agent")
     running = subprocess.Popen(

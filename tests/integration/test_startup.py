@@ -21,6 +21,7 @@ from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.host.kernel_log import with_kernel_log
 from ncclscope.attach.session import Options, sample_job
 from ncclscope.errors import NcclscopeError
+from ncclscope.launch.rank_process import free_port
 from ncclscope.model import Run
 from tests.integration.c10d_ranks import main, start
 
@@ -301,13 +302,6 @@ class Job:
             if found.status == "hung" or time.monotonic() > deadline:
                 return found
             time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def lasts(name: str, *ranks: int) -> Callable[[Ranks], bool]:

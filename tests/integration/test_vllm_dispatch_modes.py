@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ncclscope import diagnose, open_run
+from ncclscope.launch.rank_process import free_port
 from ncclscope_patches.vllm import group_mode
 from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
 from tests.integration.traced_server import TracedServer
@@ -22,9 +22,7 @@ SWITCH = "NCCLSCOPE_VLLM_DISPATCH"
 
 def servers(directory: Path, modes: list[str]) -> list[TracedServer]:
     """Return servers of one rank each, as under an external load balancer."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     found = []
     for rank, mode in enumerate(modes):
         own = directory / f"rank-{rank}"

@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from typing import Any
 
 import psutil
 
+from ncclscope.launch.rank_process import free_port
 from tests.integration.tiny_moe import write_checkpoint, write_tokenizer
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -110,7 +110,7 @@ class VllmServer:
         self._tokenizer = tokenizer
         self.log_path = directory / "server.log"
         self.model = model or directory / "tiny-moe"
-        self._port = _free_port()
+        self._port = free_port()
         self._command = [
             *prefix,
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -459,10 +459,3 @@ def _server_environment(workers: int) -> dict[str, str]:
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
     return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

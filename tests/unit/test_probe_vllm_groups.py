@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope.launch.rank_process import free_port
 from ncclscope.model import Run
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
@@ -111,9 +111,7 @@ def test_queues_are_noted_and_work_as_ever(grouped: Run) -> None:
 
 
 def run_engines(rings: Path, **environment: str) -> Run:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        environment["PORT"] = str(listener.getsockname()[1])
+    environment["PORT"] = str(free_port())
     # Without the world's size RANK is no rank: engine cores have none.
     environment["WORLD_SIZE"] = ""
     return run_ranks(__file__, "join_engines", rings, environment=environment)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from ncclscope.launch.gpus import SHARED
+from ncclscope.launch.rank_process import free_port
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from tests.corpus.runner.truth import Program
@@ -69,7 +69,7 @@ class Job:
         environment = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
@@ -257,8 +257,3 @@ def _time_of(process: psutil.Process) -> float:
         ran, waited, _ = Path(f"/proc/{process.pid}/schedstat").read_text().split()
         return (int(ran) + int(waited)) / 1e9
     return 0.0
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

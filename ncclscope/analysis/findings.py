@@ -132,10 +132,8 @@ def from_difference(
     if difference.other is not None:
         did = "extra" if difference.other.inserted else "missing"
         count = difference.other.inserted or difference.other.deleted
-        thoughts.append(
-            f"{count} {did} {'call' if count == 1 else 'calls'} would fit as well, with more calls "
-            f"unmatched at the end"
-        )
+        rest = "" if difference.replaced else ", with more calls unmatched at the end"
+        thoughts.append(f"{plural(count, f'{did} call')} would fit as well{rest}")
     if decided and _follows_equal_calls(case, difference):
         thoughts.append(
             f"{ranks_text(difference.odd)} may have posted another number of the equal calls "

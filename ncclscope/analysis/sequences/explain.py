@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from ncclscope.analysis.sequences.align import LOOKAHEAD, compare
 from ncclscope.analysis.sequences.edits import Edit, block_edits, cost_of, reordered
-from ncclscope.analysis.sequences.habit import came_from_there, follows, habit_of, skipped_block
+from ncclscope.analysis.sequences.habit import (
+    came_from_there,
+    follows,
+    habit_of,
+    is_resized,
+    skipped_block,
+)
 from ncclscope.analysis.sequences.replays import block_at, replay_edits
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
@@ -62,6 +68,8 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanat
         return EditExplanation([Edit(0, both, 0, both, max(matched, 0))], order=order[1])
     if blocks and blocks[0][0] < usual:
         return EditExplanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
+    if len(found) == 1 and found[0][:4] == (0, 1, 0, 0) and is_resized(odd[1], peer[1], seq):
+        return EditExplanation([ONE_FOR_ANOTHER], other=found[0])
     if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
         # All ranks stopped here. The diverging rank may have posted its peers' next call.
         posted = odd[1].call(seq)

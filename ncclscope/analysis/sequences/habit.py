@@ -28,6 +28,7 @@ __all__ = [
     "habit_of",
     "in_step",
     "is_due",
+    "is_resized",
     "skipped_block",
     "usual_next",
 ]
@@ -156,6 +157,32 @@ def is_due(log: CallLog, call: Call) -> bool:
         call: One of its calls.
     """
     return usual_next(log, call.seq - 1) == (habit_of(call), call.site)
+
+
+def is_resized(odd: CallLog, peer: CallLog, seq: int) -> bool:
+    """Return whether a rank went on after a call that has another size than its peers' last one.
+
+    A smaller call may complete, so that the rank posts its usual next one, and is one call ahead.
+
+    Args:
+        odd: The diverging rank's calls.
+        peer: A peer's calls.
+        seq: The first differing call.
+
+    Returns:
+        Whether both calls come from one line, those of the peers had one size there lately, and
+        the same call followed them that follows now.
+    """
+    if peer.calls != seq or odd.calls == seq:
+        return False
+    past = peer.span(max(peer.first, seq - PAST), seq + 1)
+    here, mine = past[-1], odd.call(seq)
+    line = habit_of(here), here.site
+    if here.site is None or (habit_of(mine), mine.site) != line:
+        return False
+    pairs = [(one, after) for one, after in pairwise(past) if (habit_of(one), one.site) == line]
+    usual = {(one.sign(), after.sign()) for one, after in pairs[-_LATELY:]}
+    return len(pairs) > 1 and usual == {(here.sign(), odd.call(seq + 1).sign())}
 
 
 def came_from_there(log: CallLog, seq: int, call: Call) -> bool:

@@ -266,3 +266,24 @@ def test_a_call_that_its_peers_post_next_may_have_been_posted_too_early(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("extra_call", (2,), 11)
     assert cause.confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"), [((8, 8), "size_mismatch"), ((8, 3), "extra_call")], ids=["equal", "varying"]
+)
+def test_a_smaller_call_that_completes_is_no_extra_call_where_sizes_are_equal(
+    cluster_of: ClusterOf, rows: tuple[int, int], kind: str
+) -> None:
+    """A last batch is smaller on one rank, which goes on while its peers wait in that call."""
+    cluster = cluster_of(3)
+    line = {"op": "all_gather", "site": "train.py:8 step"}
+    for _ in range(4):
+        for one in rows:
+            cluster.post(cluster.everybody, "world", shape=(one, 16), **line)
+    cluster.post([1], "world", shape=(5, 16), **line)
+    cluster.post(cluster.everybody, "world", shape=(8, 16), done=False, **line)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == (kind, (1,), 9)

@@ -204,6 +204,8 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     ]
     traced = any(rank.logs for rank in run.ranks)
     agree = f" {_agree(case)}" if traced else ""
+    if run.ranks and all(rank.exited for rank in run.ranks):
+        return _past(case, coverage)
     if len(motions) == 1 and len(run.ranks) == 1 and not run.linked:
         return Agreement(
             "unknown", "There is only one process, and none to compare it with." + agree
@@ -228,7 +230,10 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
                 f"All ranks wait for input and have posted no call for {silent:.0f} s: a server "
                 f"without requests looks the same.{agree}",
             )
-        return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")
+        gone = [number for number in resting if _exited(run, number)]
+        who = "All other ranks" if gone else "All ranks"
+        end = f"{sentence(ranks_text(gone))} exited. " if gone else ""
+        return Agreement("ok", f"{end}{who} wait for work, none for another rank.{agree}")
     if len({*moving, *resting}) == len(motions):
         return Agreement("ok", f"All ranks move. None differs from the others.{agree}")
     if len(moving) * 2 > len(motions):

@@ -10,7 +10,7 @@ import pytest
 from ncclscope.analysis.coverage import survey
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
-from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
+from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Stacks, Thread
 from ncclscope.readers import open_run
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history
@@ -549,3 +549,31 @@ def test_what_stacks_alone_show_is_likely_where_one_was_not_read() -> None:
     some = diagnose(replace(run, snapshot=snapshot(unread, gap=40.0)))
     assert some.cause is None or some.cause.confidence != "certain"
     assert some.status != "ok"
+
+
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [
+        ((0, 1), "All processes exited normally."),
+        ((1,), "Rank 1 exited. All other ranks wait for work, none for another rank."),
+    ],
+)
+def test_a_rank_that_has_exited_does_not_wait_for_work(
+    tmp_path: Path, gone: tuple[int, ...], words: str
+) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world")
+    ranks = [replace(rank, exited=rank.rank in gone) for rank in cluster.run(quiet=1.0).ranks]
+    run = replace(cluster.run(quiet=1.0), ranks=tuple(ranks))
+    queue = stack("serve.py:1 <module>", "serve.py:9 loop", "queue.py:171 get")
+    feeder = Thread("feeder", 2000, stack("serve.py:20 receive"))
+    workers = []
+    for rank in range(2):
+        one = worker(rank, queue, state="X" if rank in gone else "S")
+        fed = tuple(Stacks((*seen.threads, feeder)) for seen in one.stacks)
+        workers.append(replace(one, stacks=() if rank in gone else fed))
+
+    verdict = diagnose(replace(run, snapshot=snapshot(workers)))
+
+    assert verdict.status == "ok"
+    assert verdict.to_dict()["summary"].startswith(words)

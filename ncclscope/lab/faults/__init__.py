@@ -12,24 +12,10 @@ from functools import cache
 from importlib import metadata
 
 from ncclscope.errors import LaboratoryError
+from ncclscope.lab.faults import calls, parameter, process
 from ncclscope.lab.faults.base import Fault
-from ncclscope.lab.faults.capture import CapturedCall
-from ncclscope.lab.faults.coordination import ZeroTokenSkip
-from ncclscope.lab.faults.count import AddedCall, SkippedCall
 from ncclscope.lab.faults.dispatch import DivergentDispatch
-from ncclscope.lab.faults.group import ReorderedGroup
 from ncclscope.lab.faults.link import SilentLink
-from ncclscope.lab.faults.order import OrderSwap
-from ncclscope.lab.faults.parameter import (
-    WrongDtype,
-    WrongOp,
-    WrongRedop,
-    WrongRoot,
-    WrongSize,
-)
-from ncclscope.lab.faults.process import FrozenRank, KilledRank, SleepingRank
-from ncclscope.lab.faults.split import StaleSizes
-from ncclscope.lab.faults.transfer import WrongPeer
 
 __all__ = ["FAULTS", "GROUP", "Fault", "fault_named", "fault_names"]
 
@@ -39,23 +25,23 @@ FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         DivergentDispatch(),
-        SkippedCall(),
-        AddedCall(),
-        WrongOp(),
-        WrongSize(),
-        WrongDtype(),
-        WrongRedop(),
-        WrongRoot(),
-        StaleSizes(),
-        CapturedCall(),
-        WrongPeer(),
-        OrderSwap(),
-        ReorderedGroup(),
-        SleepingRank(),
-        KilledRank(),
-        FrozenRank(),
+        calls.SkippedCall(),
+        calls.AddedCall(),
+        parameter.WrongOp(),
+        parameter.WrongSize(),
+        parameter.WrongDtype(),
+        parameter.WrongRedop(),
+        parameter.WrongRoot(),
+        parameter.StaleSizes(),
+        calls.CapturedCall(),
+        calls.WrongPeer(),
+        calls.OrderSwap(),
+        calls.ReorderedGroup(),
+        process.SleepingRank(),
+        process.KilledRank(),
+        process.FrozenRank(),
         SilentLink(),
-        ZeroTokenSkip(),
+        calls.ZeroTokenSkip(),
         Fault(),
     )
 }

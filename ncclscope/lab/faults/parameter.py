@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = ["WrongDtype", "WrongOp", "WrongRedop", "WrongRoot", "WrongSize"]
+__all__ = ["StaleSizes", "WrongDtype", "WrongOp", "WrongRedop", "WrongRoot", "WrongSize"]
 
 
 class _WrongReduction(Fault):
@@ -22,7 +22,7 @@ class _WrongReduction(Fault):
         changed: Parameters that differ in the replacement.
     """
 
-    least_tp: ClassVar[int] = 2
+    least_tp = 2
     changed: ClassVar[dict[str, Any]]
 
     def odd(self, program: Sizes) -> dict[str, Any]:
@@ -56,8 +56,8 @@ class _WrongReduction(Fault):
 class WrongOp(_WrongReduction):
     """The rank posts an all_gather where its peers post an all_reduce."""
 
-    name: ClassVar[str] = "wrong_op"
-    kind: ClassVar[str | None] = "op_mismatch"
+    name = "wrong_op"
+    kind = "op_mismatch"
     changed: ClassVar[dict[str, Any]] = {"op": "all_gather"}
 
     def odd(self, program: Sizes) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class WrongSize(_WrongReduction):
     gloo ends the process that receives more data than fits its tensor, which is this rank.
     """
 
-    name: ClassVar[str] = "wrong_size"
-    kind: ClassVar[str | None] = "size_mismatch"
+    name = "wrong_size"
+    kind = "size_mismatch"
 
     def odd(self, program: Sizes) -> dict[str, Any]:
         shape = [fault_rows(program) - 1, program.hidden]
@@ -92,8 +92,8 @@ class WrongDtype(_WrongReduction):
     Neither gloo nor NCCL detects it: the call completes with wrong sums.
     """
 
-    name: ClassVar[str] = "wrong_dtype"
-    kind: ClassVar[str | None] = "dtype_mismatch"
+    name = "wrong_dtype"
+    kind = "dtype_mismatch"
     changed: ClassVar[dict[str, Any]] = {"dtype": "float16"}
 
     def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
@@ -108,8 +108,8 @@ class WrongRedop(_WrongReduction):
     Neither gloo nor NCCL detects it: the call completes with a mixture of both.
     """
 
-    name: ClassVar[str] = "wrong_redop"
-    kind: ClassVar[str | None] = "redop_mismatch"
+    name = "wrong_redop"
+    kind = "redop_mismatch"
     changed: ClassVar[dict[str, Any]] = {"redop": "max"}
 
     def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
@@ -122,9 +122,9 @@ class WrongRoot(Fault):
     Depending on its position in the broadcast tree, ranks wait for it or all complete.
     """
 
-    name: ClassVar[str] = "wrong_root"
-    kind: ClassVar[str | None] = "root_mismatch"
-    least_tp: ClassVar[int] = 2
+    name = "wrong_root"
+    kind = "root_mismatch"
+    least_tp = 2
 
     def root(self, program: Sizes) -> int:
         """Return the wrong root: not the rank itself, if the replica has a third rank."""
@@ -145,3 +145,45 @@ class WrongRoot(Fault):
 
     def share_schedule(self, engine: Engine) -> None:
         engine.share_schedule(self.root(engine.program))
+
+
+class StaleSizes(Fault):
+    """The rank believes that another replica has one row fewer, and gathers accordingly.
+
+    It posts every all_gatherv and reduce_scatterv of the step with other sizes than its peers. gloo
+    ends this rank in the first of them, since it receives more data than fits its tensor; NCCL
+    waits for ever.
+    """
+
+    name = "stale_sizes"
+    kind = "split_mismatch"
+    least_dp = 2
+
+    def planted(self, program: Sizes) -> dict[str, Any]:
+        call = {
+            "op": "all_gatherv",
+            "shape": [fault_rows(program), program.hidden],
+            "dtype": "bfloat16",
+        }
+        sizes = [program.rows(program.fault_step, replica) for replica in range(program.dp)]
+        own = self.believed(sizes, program.place(program.fault_rank)[0])
+        return describe(
+            self,
+            program,
+            "dp",
+            f"posts all_gatherv on dp:0 with the sizes {_text(own)}, its peers with {_text(sizes)}",
+            odd={**call, "sizes": own},
+            peers={"op": "all_gatherv", "dtype": "bfloat16", "sizes": sizes},
+        )
+
+    def believed(self, sizes: list[int], replica: int) -> list[int]:
+        """Return the wrong sizes: one row fewer for the replica after the rank's own."""
+        other = (replica + 1) % len(sizes)
+        return [rows - (index == other) for index, rows in enumerate(sizes)]
+
+    def coordinate(self, engine: Engine) -> list[int]:
+        return self.believed(engine.coordinate(), engine.dp_rank)
+
+
+def _text(sizes: list[int]) -> str:
+    return "[" + ",".join(map(str, sizes)) + "]"

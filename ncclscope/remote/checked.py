@@ -27,12 +27,22 @@ __all__ = [
 Value = TypeVar("Value")
 
 
-def as_integer(value: Any) -> int:
-    """Return a 64-bit integer."""
-    found = integer(value)
-    if found is None:
-        raise TypeError("no integer")
-    return found
+def _strict(read: Callable[[Any], Value | None], what: str) -> Callable[[Any], Value]:
+    def strict(value: Any) -> Value:
+        found = read(value)
+        if found is None:
+            raise TypeError(f"no {what}")
+        return found
+
+    return strict
+
+
+as_integer = _strict(integer, "integer")
+"""Return a 64-bit integer."""
+as_integers = _strict(integers, "list of integers")
+"""Return a list of 64-bit integers."""
+as_text = _strict(lambda value: text(value) if isinstance(value, str) else None, "text")
+"""Return a text."""
 
 
 def as_count(value: Any) -> int:
@@ -48,22 +58,6 @@ def as_hash(value: Any) -> int:
     found = as_integer(value)
     if found < 0:
         raise TypeError("no hash")
-    return found
-
-
-def as_integers(value: Any) -> tuple[int, ...]:
-    """Return a list of 64-bit integers."""
-    found = integers(value)
-    if found is None:
-        raise TypeError("no list of integers")
-    return found
-
-
-def as_text(value: Any) -> str:
-    """Return a text."""
-    found = text(value) if isinstance(value, str) else None
-    if found is None:
-        raise TypeError("no text")
     return found
 
 

@@ -7,15 +7,20 @@ classes of equal logs, and most queries concern one rank of each class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model.ties import grouped
 from ncclscope.remote.spelling import pack, unpack
+from ncclscope.untrusted import printable
 
 __all__ = ["Client", "Fleet", "LostNodeError", "Query", "Traffic", "all_answered", "answered"]
+
+INVALID = (AttributeError, DamagedFileError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a malformed message raises."""
 
 
 class LostNodeError(InputError):
@@ -161,13 +166,19 @@ class Fleet:
         self.traffic.questions += sum(map(len, by_node.values()))
         for node, data in self._client.ask(requests).items():
             self.traffic.answers += len(data)
-            try:
+            with self.valid(node):
                 document = unpack(data)
                 for one, answer in zip(by_node[node], document["answers"], strict=True):
                     one.take(answer, document["kinds"])
-            except (KeyError, TypeError, ValueError, IndexError, DamagedFileError):
-                raise LostNodeError(
-                    node,
-                    f"{self.names[node]} sent an invalid answer",
-                    "install the same version of ncclscope on all nodes",
-                ) from None
+
+    @contextmanager
+    def valid(self, node: int) -> Iterator[None]:
+        """Turn what a malformed message of a node raises into an error that names the node."""
+        try:
+            yield
+        except INVALID:
+            raise LostNodeError(
+                node,
+                f"{printable(self.names[node])} sent an invalid answer",
+                "install the same version of ncclscope on all nodes",
+            ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ncclscope.errors import InputError
 from ncclscope.remote.node_server import NodeServer
@@ -23,34 +23,27 @@ class Keeper:
         self._server: NodeServer | None = None
         self._reporter: Reporter | None = None
 
-    def summary(self) -> bytes:
-        """Read the rings again and return their summary."""
-        self._server = NodeServer(self._paths)
-        return self._server.summary()
+    def serve(self, method: str, request: bytes = b"") -> bytes:
+        """Return the answer to a request.
 
-    def answer(self, request: bytes) -> bytes:
-        """Return the answers to a request.
+        Args:
+            method: One of :data:`ncclscope.remote.frames.METHODS`. ``summary`` reads the rings
+                again.
+            request: What the node server or the reporter takes, packed.
 
         Raises:
-            InputError: There was no summary before, as after a reconnection.
+            InputError: There was no summary before the first query, as after a reconnection.
         """
-        if self._server is None:
-            raise InputError("the node has started anew since its summary")
-        return self._server.answer(request)
-
-    def report(self) -> bytes:
-        """Return what changed since the last report."""
-        return self._reports().report()
-
-    def hashes(self, request: bytes) -> bytes:
-        """Return running hashes."""
-        return self._reports().hashes(request)
-
-    def newest(self, request: bytes) -> bytes:
-        """Return the newest calls of a ring."""
-        return self._reports().newest(request)
-
-    def _reports(self) -> Reporter:
+        if method == "summary":
+            self._server = NodeServer(self._paths)
+            return self._server.summary()
+        if method == "answer":
+            if self._server is None:
+                raise InputError("the node has started anew since its summary")
+            return self._server.answer(request)
         if self._reporter is None:
             self._reporter = Reporter(self._paths)
-        return self._reporter
+        if method == "report":
+            return self._reporter.report()
+        answer: Callable[[bytes], bytes] = getattr(self._reporter, method)
+        return answer(request)

@@ -35,6 +35,12 @@ class NodePlace:
     node: int
     ring: int
 
+    def query(
+        self, what: str, key: str | None, *rest: Any, take: Callable[[Any, Sequence[Any]], None]
+    ) -> Query:
+        """Return a query about a communicator of the ring, or about the ring if `key` is None."""
+        return Query(self.node, (what, self.ring, key, *rest), take)
+
 
 @dataclass
 class Shared:
@@ -196,13 +202,11 @@ class RemoteLog:
             for call in read_calls(answer, kinds, key):
                 self._calls.setdefault(call.seq, call)
 
-        place = self._place
-        return Query(place.node, ("calls", place.ring, key, start, stop), take)
+        return self._place.query("calls", key, start, stop, take=take)
 
     def _ask(self, what: str, *rest: Any, take: Callable[[Any, Sequence[Any]], None]) -> None:
-        place = self._place
-        arguments = (what, place.ring, self.communicator.key, *rest)
-        place.fleet.ask([Query(place.node, arguments, take)])
+        query = self._place.query(what, self.communicator.key, *rest, take=take)
+        self._place.fleet.ask([query])
 
 
 class RemoteTrail(Trail[What]):
@@ -236,12 +240,11 @@ class RemoteTrail(Trail[What]):
 
     def _ask(self, count: int | None) -> list[What]:
         found: list[What] = []
-        place = self._place
 
         def take(answer: Any, kinds: Sequence[Any]) -> None:
             found.extend(self._read(answer, kinds))
 
-        place.fleet.ask([Query(place.node, ("newest", place.ring, self._key, count), take)])
+        self._place.fleet.ask([self._place.query("newest", self._key, count, take=take)])
         return found
 
     def _everything(self) -> list[What]:

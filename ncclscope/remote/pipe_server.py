@@ -29,7 +29,6 @@ __all__ = ["serve", "serve_stdin"]
 IDLE_SECONDS = 300.0
 """Seconds without a request after which the server ends; the client connects again."""
 _READ = 1 << 16
-_WITHOUT_PAYLOAD = ("summary", "report")
 _LONGEST_REQUEST = 16 << 20
 
 
@@ -78,9 +77,7 @@ def serve(paths: Sequence[str], source: int, target: int, idle: float = IDLE_SEC
 def _answer(keeper: Keeper, frame: Frame) -> bytes:
     """Return the answer to a request; a request that fails is no reason to end."""
     try:
-        name = METHODS[frame.kind]
-        method = getattr(keeper, name)
-        payload = method() if name in _WITHOUT_PAYLOAD else method(frame.payload)
+        payload = keeper.serve(METHODS[frame.kind], frame.payload)
         return spell_frame(Frame(OK, frame.number, payload))
     except (NcclscopeError, OSError, LookupError, TypeError, ValueError, MemoryError) as error:
         reason = str(error) or type(error).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ncclscope.collect.programs import ProgramNode
 from ncclscope.errors import InputError
@@ -28,20 +29,23 @@ _LONGEST_WAIT = 0.2
 """Seconds between two checks of programs that have ended or take too long."""
 
 
+@dataclass
 class _Host:
-    """A host, and what is known about the way to it."""
+    """A host, and what is known about the way to it.
 
-    def __init__(self, node: ProgramNode, pause: float) -> None:
-        self.node = node
-        self.connection: Connection | None = None
-        self.reason = _NOT_YET
-        self.has_answered = False
-        """Whether the present connection has answered."""
-        self.report: tuple[int, float] | None = None
-        """The requested report: its number, and when it was requested."""
-        self.is_prompt = True
-        self.pause = pause
-        self.retry_at = 0.0
+    Attributes:
+        has_answered: Whether the present connection has answered.
+        report: The requested report: its number, and when it was requested.
+    """
+
+    node: ProgramNode
+    pause: float
+    connection: Connection | None = None
+    reason: str = _NOT_YET
+    has_answered: bool = False
+    report: tuple[int, float] | None = None
+    is_prompt: bool = True
+    retry_at: float = 0.0
 
 
 class ProgramClient:
@@ -103,13 +107,10 @@ class ProgramClient:
         found = ((node, self._report_of(host)) for node, host in enumerate(self._hosts))
         return {node: report for node, report in found if report is not None}
 
-    def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return running hashes by node number, without nodes that fail or are late."""
-        return self._ask_some("hashes", requests)
-
-    def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return the newest calls of rings by node number, without nodes that fail or are late."""
-        return self._ask_some("newest", requests)
+    def ask_reporters(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Return what reporters answer by node number, without nodes that fail or are late."""
+        prompt = {node: one for node, one in requests.items() if self._hosts[node].is_prompt}
+        return answered(self._gather(method, prompt, self._patience))
 
     def ask(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Send requests to some nodes in parallel; return their answers by node number.
@@ -144,10 +145,6 @@ class ProgramClient:
         host.report = None
         host.has_answered, host.pause = True, self._shortest
         return report
-
-    def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        prompt = {node: one for node, one in requests.items() if self._hosts[node].is_prompt}
-        return answered(self._gather(method, prompt, self._patience))
 
     def _gather(
         self, method: str, requests: Mapping[int, bytes], seconds: float
@@ -206,17 +203,13 @@ class ProgramClient:
                 if key.fd in self._selector.get_map():
                     key.data(now)
             for host in self._hosts:
-                self._check(host, now)
+                if (connection := host.connection) is not None:
+                    connection.check(now, self._timeout, self._start)
+                    if connection.failure:
+                        self._lose(host, connection.failure)
             if is_done() or now >= until:
                 return
             wait = min(until - now, _LONGEST_WAIT)
-
-    def _check(self, host: _Host, now: float) -> None:
-        connection = host.connection
-        if connection is not None:
-            connection.check(now, self._timeout, self._start)
-            if connection.failure:
-                self._lose(host, connection.failure)
 
     def _lose(self, host: _Host, reason: str) -> None:
         if host.connection is not None:

@@ -47,21 +47,9 @@ class RayClient:
         """Return each node's report, or the reason why it failed, by node number."""
         return self._ask_all("report")
 
-    def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return running hashes by node number, without nodes that fail."""
-        return self._ask_some("hashes", requests)
-
-    def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return the newest calls of rings by node number, without nodes that fail."""
-        return self._ask_some("newest", requests)
-
-    def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        return answered(self._gather(self._send(method, requests)))
-
-    def _send(self, method: str, requests: Mapping[int, bytes]) -> dict[int, Any]:
-        return {
-            node: getattr(self._keepers[node], method).remote(one) for node, one in requests.items()
-        }
+    def ask_reporters(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Return what reporters answer by node number, without nodes that fail."""
+        return answered(self._gather(method, requests))
 
     def _ask_all(self, method: str) -> Mapping[int, bytes | str]:
         found: dict[int, bytes | str] = {
@@ -69,12 +57,13 @@ class RayClient:
             for number, member in enumerate(self._members)
             if not member.alive
         }
-        return found | self._gather(
-            {number: getattr(one, method).remote() for number, one in self._keepers.items()}
-        )
+        return found | self._gather(method, dict.fromkeys(self._keepers, b""))
 
-    def _gather(self, asked: Mapping[int, Any]) -> dict[int, bytes | str]:
+    def _gather(self, method: str, requests: Mapping[int, bytes]) -> dict[int, bytes | str]:
         """Wait for all answers until the timeout; a slow node does not cost the others'."""
+        asked = {
+            node: self._keepers[node].serve.remote(method, one) for node, one in requests.items()
+        }
         if asked:
             self._ray.wait([*asked.values()], num_returns=len(asked), timeout=self._timeout)
         found: dict[int, bytes | str] = {}
@@ -93,9 +82,8 @@ class RayClient:
         Raises:
             LostNodeError: A node failed or did not answer in time.
         """
-        asked = self._send("answer", requests)
         help = "collect the files of the other nodes: ncclscope collect --ray"
-        return all_answered(self._gather(asked), self.names, help)
+        return all_answered(self._gather("answer", requests), self.names, help)
 
     def close(self) -> None:
         """Kill the actors."""

@@ -14,7 +14,7 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.remote.checked import as_count, as_integer, as_integers, as_list, as_text
 from ncclscope.remote.cursor import RemoteCursor
-from ncclscope.remote.fleet import Client, Fleet, LostNodeError
+from ncclscope.remote.fleet import INVALID, Client, Fleet, LostNodeError
 from ncclscope.remote.run import open_remote_run, remote_ranks
 from ncclscope.remote.spelling import pack, read_calls, unpack
 from ncclscope.untrusted import integer, printable
@@ -35,12 +35,13 @@ class ReportingClient(Client, Protocol):
         """Return each node's report, or the reason why it failed, by node number."""
         ...
 
-    def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return running hashes by node number, without nodes that fail."""
-        ...
+    def ask_reporters(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Return what reporters answer by node number, without nodes that fail.
 
-    def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return the newest calls of rings by node number, without nodes that fail."""
+        Args:
+            method: Name of a method of :class:`~ncclscope.remote.reporter.Reporter`.
+            requests: What it takes, packed, by node number.
+        """
         ...
 
 
@@ -132,7 +133,7 @@ class RemoteRings(Rings):
             self.received += len(data)
             try:
                 moved += self._take(node, unpack(data), here)
-            except (DamagedFileError, KeyError, TypeError, ValueError, IndexError):
+            except INVALID:
                 self._silent[node] = "it sent an invalid report"
                 continue
             if self._silent.pop(node, None) is not None:
@@ -158,9 +159,9 @@ class RemoteRings(Rings):
         """
         request = pack([_there(cursor.path), count, key])
         found: list[Call] = []
-        for data in self._client.newest({cursor.node: request}).values():
+        for data in self._client.ask_reporters("newest", {cursor.node: request}).values():
             self.received += len(data)
-            with contextlib.suppress(DamagedFileError, KeyError, TypeError, ValueError, IndexError):
+            with contextlib.suppress(*INVALID):
                 answer = unpack(data)
                 calls = read_calls(answer["calls"], answer["kinds"], "")
                 found = [
@@ -252,7 +253,7 @@ class RemoteRings(Rings):
             node: pack([[_there(one.cursors[0].path), one.key, one.seqs] for one in lacking])
             for node, lacking in asked.items()
         }
-        for node, data in self._client.hashes(requests).items():
+        for node, data in self._client.ask_reporters("hashes", requests).items():
             self.received += len(data)
             try:
                 found = [as_list(one) for one in as_list(unpack(data))]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +124,7 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
             members = _members(fleet, summaries)
             ranks: list[Rank] = []
             for node, summary in summaries.items():
-                with _valid(fleet, node):
+                with fleet.valid(node):
                     ranks += _ranks(fleet, node, summary, members, shared)
             return ranks
         except LostNodeError as error:
@@ -136,29 +135,12 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
     return []
 
 
-@contextmanager
-def _valid(fleet: Fleet, node: int) -> Iterator[None]:
-    """Read a node's summary.
-
-    Raises:
-        LostNodeError: The summary is invalid.
-    """
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise LostNodeError(
-            node,
-            f"{printable(fleet.names[node])} sent an invalid answer",
-            "install the same version of ncclscope on all nodes",
-        ) from None
-
-
 def _members(fleet: Fleet, summaries: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
     """Request the ranks of each communicator, by digest, from one node each: they can be long."""
     found: dict[str, tuple[int, ...]] = {}
     asked = []
     for node, summary in summaries.items():
-        with _valid(fleet, node):
+        with fleet.valid(node):
             digests = [as_text(one[-1]) for one in summary["comms"]]
         for digest in digests:
             if digest not in found:

@@ -51,8 +51,5 @@ class LocalClient:
             for node, reporter in enumerate(self._reporters)
         }
 
-    def hashes(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return {node: self._reporters[node].hashes(one) for node, one in requests.items()}
-
-    def newest(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return {node: self._reporters[node].newest(one) for node, one in requests.items()}
+    def ask_reporters(self, method: str, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {node: getattr(self._reporters[node], method)(one) for node, one in requests.items()}

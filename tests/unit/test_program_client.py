@@ -113,8 +113,13 @@ def test_a_client_asks_all_that_a_watch_needs(job: Job) -> None:
         assert [[row[0][1] for row in report["rows"]] for report in reports] == [[0, 1], [2, 3]]
         assert [report["number"] for report in reports] == [0, 0]
         path = reports[1]["rows"][0][0][0]
-        assert unpack(client.hashes({1: pack([[path, "K", [5, 6]]])})[1])[0][1] is None
-        assert len(unpack(client.newest({1: pack([path, 3, "K"])})[1])["keys"]) == 3
+        assert (
+            unpack(client.ask_reporters("hashes", {1: pack([[path, "K", [5, 6]]])})[1])[0][1]
+            is None
+        )
+        assert (
+            len(unpack(client.ask_reporters("newest", {1: pack([path, 3, "K"])})[1])["keys"]) == 3
+        )
         with pytest.raises(LostNodeError, match="b: the node has started anew"):
             client.ask({1: pack([["newest", 0, "K", 1]])})
         assert [len(unpack(one)["ranks"]) for one in client.summaries().values()] == [2, 2]  # type: ignore[arg-type]
@@ -221,7 +226,7 @@ def test_a_slow_host_is_waited_for_once_and_its_report_comes_later(
             began = time.monotonic()
             for _ in range(3):
                 assert set(client.reports()) == {0}
-                assert client.hashes({1: pack([])}) == {}
+                assert client.ask_reporters("hashes", {1: pack([])}) == {}
             assert time.monotonic() - began < waited
         finally:
             os.kill(slow, signal.SIGCONT)

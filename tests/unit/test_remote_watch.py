@@ -265,7 +265,7 @@ def test_hashes_that_are_none_stay_unknown(job: Job, answer: bytes) -> None:
     for rank in range(SIZE):
         job.post(rank, count=3 + rank)
     watch, _, client, _ = watcher(job)
-    client.hashes = lambda requests: dict.fromkeys(requests, answer)  # type: ignore[method-assign]
+    client.ask_reporters = lambda _, requests: dict.fromkeys(requests, answer)  # type: ignore[method-assign]
 
     poll = watch.poll()
 

@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import (
-    add_json_option,
-    add_program_options,
-    add_ray_address_option,
-    add_seconds_option,
-    check_seconds,
-    own_program,
-    print_json,
-    say,
-)
+from ncclscope.commands import options
 from ncclscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +71,7 @@ class CollectCommand:
             "--ray", action="store_true", help="Collect from each node of a Ray cluster"
         )
         timeout = "Timeout per node in seconds (default: 120)"
-        add_seconds_option(parser, "--timeout", timeout, 120.0)
+        options.add_seconds_option(parser, "--timeout", timeout, 120.0)
         parser.add_argument(
             "--parallel",
             type=int,
@@ -92,8 +83,8 @@ class CollectCommand:
             "--no-stacks", action="store_true", help="Collect files only; skip process stacks"
         )
         gap = "Sample stacks for SECONDS (default: 2 to 10, as `attach`)"
-        add_seconds_option(parser, "--gap", gap)
-        add_program_options(
+        options.add_seconds_option(parser, "--gap", gap)
+        options.add_program_options(
             parser,
             "Start ncclscope on a node by CMD (default: the one that runs here; in a "
             "pod python3 -m ncclscope)",
@@ -110,15 +101,15 @@ class CollectCommand:
             help="Collect from CONTAINER of each pod (default: the pod's)",
         )
         parser.add_argument("--image", default="", help="Run in an ephemeral container of IMAGE")
-        add_ray_address_option(parser)
-        add_json_option(parser)
+        options.add_ray_address_option(parser)
+        options.add_json_option(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Collect from all nodes and report each delivery."""
         from ncclscope.collect.node import Wanted
 
-        check_seconds(arguments, "timeout", 0.1, 86_400.0)
-        check_seconds(arguments, "gap", 0.0, 3600.0)
+        options.check_seconds(arguments, "timeout", 0.1, 86_400.0)
+        options.check_seconds(arguments, "gap", 0.0, 3600.0)
         if not 1 <= arguments.parallel <= 1024:
             raise UsageError("--parallel must be from 1 to 1024")
         wanted = Wanted(tuple(arguments.paths), not arguments.no_stacks, arguments.gap)
@@ -134,7 +125,7 @@ def _send(wanted: Wanted) -> int:
 
     if sys.stdout.isatty():
         raise UsageError("stdout is a terminal, not a file", "redirect it, or name -o DIR")
-    write_node(sys.stdout.buffer, wanted, say)
+    write_node(sys.stdout.buffer, wanted, options.say)
     return 0
 
 
@@ -162,7 +153,7 @@ def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path)
         target,
         timeout=arguments.timeout,
         parallel=arguments.parallel,
-        say=lambda delivery: say(_line(delivery)),
+        say=lambda delivery: options.say(_line(delivery)),
     )
     document = {
         "schema": 1,
@@ -172,7 +163,7 @@ def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path)
     }
     write_private(target / "collect.json", json.dumps(document, indent=2) + "\n")
     if arguments.json:
-        print_json(document)
+        options.print_json(document)
     else:
         print(_summary(found, arguments.output))
     return 0 if all(one.status == "delivered" for one in found) else 2
@@ -212,7 +203,7 @@ def _remote(arguments: argparse.Namespace, pods: object = None) -> list[str]:
     from ncclscope.collect.commands import TARGET_ROOT, own_command
 
     paths = list(arguments.paths)
-    program = own_program(arguments)
+    program = options.own_program(arguments)
     if not program:
         program = ["python3", "-m", "ncclscope"] if pods is not None else list(own_command())
     if arguments.image:

@@ -8,14 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import (
-    add_json_option,
-    add_ray_options,
-    add_seconds_option,
-    add_stall_options,
-    check_seconds,
-    print_json,
-)
+from ncclscope.commands import options
 from ncclscope.resources import economy
 
 if TYPE_CHECKING:
@@ -36,16 +29,16 @@ class DiagnoseCommand:
             metavar="PATH",
             help="Ring, Flight Recorder dump or trace file, or a directory or URL of them",
         )
-        add_ray_options(parser, "Read PATH on each node of a Ray cluster")
+        options.add_ray_options(parser, "Read PATH on each node of a Ray cluster")
         timeout = "Timeout per Ray node in seconds (default: 60)"
-        add_seconds_option(parser, "--ray-timeout", timeout, 60.0)
+        options.add_seconds_option(parser, "--ray-timeout", timeout, 60.0)
         parser.add_argument(
             "--kernel-log",
             metavar="FILE",
             help="Read this host's kernel log from FILE, output of `dmesg` (default: /dev/kmsg)",
         )
-        add_json_option(parser, "verdict")
-        add_stall_options(parser)
+        options.add_json_option(parser, "verdict")
+        options.add_stall_options(parser)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
@@ -67,7 +60,7 @@ class DiagnoseCommand:
                     live_stall_seconds=arguments.live_stall_after,
                 )
             if arguments.json:
-                print_json(verdict.to_dict())
+                options.print_json(verdict.to_dict())
             elif verdict.run.snapshot is not None:
                 console = stdout_console()
                 print_screen(console, render_attach(verdict, console.width), verdict)
@@ -94,7 +87,7 @@ def _remote_run(arguments: argparse.Namespace) -> Run:
     from ncclscope.remote.ray_client import RayClient
     from ncclscope.remote.run import open_remote_run
 
-    check_seconds(arguments, "ray_timeout", 0.1, 86_400)
+    options.check_seconds(arguments, "ray_timeout", 0.1, 86_400)
     ray = connect(arguments.ray_address)
     client = RayClient(ray, members(ray), arguments.paths, arguments.ray_timeout)
     return open_remote_run(Fleet(client), arguments.paths or ("--ray",))

@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ncclscope import settings
-from ncclscope.commands.options import (
-    add_hang_options,
-    add_host_options,
-    add_seconds_option,
-    check_seconds,
-    host_programs,
-    hosts_text,
-    is_remote,
-    print_json,
-)
+from ncclscope.commands import options
 from ncclscope.errors import NothingFoundError, UsageError
 from ncclscope.model.text import plural
 
@@ -101,16 +92,16 @@ class WatchCommand:
             help="Print a line whenever the status changes, even on a terminal",
         )
         hang = "Report a hang after SECONDS without progress inside a collective (default: 10)"
-        add_seconds_option(parser, "--stall", hang, 10.0)
+        options.add_seconds_option(parser, "--stall", hang, 10.0)
         interval = "Poll the rings every SECONDS (default: 0.1)"
-        add_seconds_option(parser, "--interval", interval, 0.1)
+        options.add_seconds_option(parser, "--interval", interval, 0.1)
         parser.add_argument(
             "--bundle",
             type=Path,
             metavar="DIR",
             help="At a divergence or hang, save rings and verdict to a new folder in DIR",
         )
-        add_hang_options(parser)
+        options.add_hang_options(parser)
         parser.add_argument(
             "--kill",
             action="store_true",
@@ -135,7 +126,7 @@ class WatchCommand:
             help="Send metrics and events to an OpenTelemetry collector, such as "
             "http://localhost:4318; auto for $OTEL_EXPORTER_OTLP_ENDPOINT",
         )
-        add_host_options(parser)
+        options.add_host_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Poll the rings until interrupted, or until the event of ``--until-divergence``."""
@@ -282,13 +273,13 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
 
 
 def _directories(arguments: argparse.Namespace) -> list[Path]:
-    check_seconds(arguments, "stall", 0.0, 86_400.0)
-    check_seconds(arguments, "interval", _LEAST_INTERVAL, _LONGEST_INTERVAL)
-    check_seconds(arguments, "kill_after", 0.0, 86_400.0)
+    options.check_seconds(arguments, "stall", 0.0, 86_400.0)
+    options.check_seconds(arguments, "interval", _LEAST_INTERVAL, _LONGEST_INTERVAL)
+    options.check_seconds(arguments, "kill_after", 0.0, 86_400.0)
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
         raise UsageError(f"{arguments.textfile.parent} is not a directory", "create it first")
     directories: list[Path] = list(arguments.directories)
-    if is_remote(arguments):
+    if options.is_remote(arguments):
         return directories or [Path("NCCLSCOPE_DIR of each node")]
     if not directories and (given := settings.directory()):
         directories = [Path(given)]
@@ -308,13 +299,14 @@ def _remote_rings(arguments: argparse.Namespace) -> Iterator[Rings | None]:
         UsageError: Another option is for one machine only, or a name is not valid.
         InputError: Ray or Slurm does not answer.
     """
-    if not is_remote(arguments):
+    if not options.is_remote(arguments):
         yield None
         return
     if arguments.bundle is not None or arguments.kill or arguments.kill_after is not None:
         raise UsageError(
             "--bundle and --kill reach this machine only",
-            f"--on-hang 'ncclscope collect {hosts_text(arguments)} -o DIR' collects from all nodes",
+            f"--on-hang 'ncclscope collect {options.hosts_text(arguments)} -o DIR' collects from "
+            "all nodes",
         )
     from ncclscope.remote.rings import RemoteRings
 
@@ -332,7 +324,7 @@ def _remote_rings(arguments: argparse.Namespace) -> Iterator[Rings | None]:
         return
     from ncclscope.remote.program_client import ProgramClient
 
-    nodes = host_programs(arguments, ("watch", "--serve", "--", *paths))
+    nodes = options.host_programs(arguments, ("watch", "--serve", "--", *paths))
     _allow_files(_OTHER_FILES + _FILES_PER_HOST * len(nodes))
     with contextlib.closing(ProgramClient(nodes, _REMOTE_SECONDS)) as client:
         yield RemoteRings(client)
@@ -380,5 +372,5 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _print(document: dict[str, Any]) -> None:
-    print_json(document)
+    options.print_json(document)
     sys.stdout.flush()

@@ -11,14 +11,7 @@ from typing import Any
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.errors import NcclscopeError, UsageError
-from ncclscope.launch.processes import (
-    STALL_SECONDS,
-    START_METHODS,
-    TIMEOUT_SECONDS,
-    Outcome,
-    rings_directory,
-    run_ranks,
-)
+from ncclscope.launch import processes
 from ncclscope.model.ties import grouped
 from ncclscope.parity.report import Report, check_run
 
@@ -65,8 +58,8 @@ class Settings:
     backend: str = "gloo"
     baseline: str | None = None
     ignore_shapes: bool = False
-    stall_after: float = STALL_SECONDS
-    timeout: float = TIMEOUT_SECONDS
+    stall_after: float = processes.STALL_SECONDS
+    timeout: float = processes.TIMEOUT_SECONDS
     start_method: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,10 +77,10 @@ class Settings:
             raise UsageError(
                 f"collective_parity: backend={self.backend!r}", f"give one of {', '.join(BACKENDS)}"
             )
-        if self.start_method not in (None, *START_METHODS):
+        if self.start_method not in (None, *processes.START_METHODS):
             raise UsageError(
                 f"collective_parity: start_method={self.start_method!r}",
-                f"give one of {', '.join(START_METHODS)}",
+                f"give one of {', '.join(processes.START_METHODS)}",
             )
         for name in ("ranks", "stall_after", "timeout"):
             if getattr(self, name) <= 0:
@@ -146,10 +139,10 @@ class Trial:
                 from the baseline.
             Skipped: All ranks skipped the test.
         """
-        rings = rings_directory() if self.traced else None
+        rings = processes.rings_directory() if self.traced else None
         failed = True
         try:
-            outcome = run_ranks(
+            outcome = processes.run_ranks(
                 function,
                 *arguments,
                 keywords=keywords,
@@ -175,7 +168,7 @@ class Trial:
             raise ParityError(text, summary=cause.summary if cause is not None else "")
         return list(outcome.results)
 
-    def _check(self, rings: Path, outcome: Outcome) -> Report:
+    def _check(self, rings: Path, outcome: processes.Outcome) -> Report:
         from ncclscope.readers import open_run
 
         baseline = None
@@ -196,7 +189,7 @@ class Trial:
             stall_seconds=self.settings.stall_after,
         )
 
-    def _complaint(self, outcome: Outcome, report: Report | None) -> str:
+    def _complaint(self, outcome: processes.Outcome, report: Report | None) -> str:
         """Return the report of a failure; empty without one."""
         parts = [_headline(outcome, self.settings)]
         if report is not None:
@@ -211,7 +204,7 @@ class Trial:
         ]
         return "\n\n".join(filter(None, parts))
 
-    def _screens(self, outcome: Outcome, report: Report) -> list[str]:
+    def _screens(self, outcome: processes.Outcome, report: Report) -> list[str]:
         parts = []
         if report.verdict.cause is not None or outcome.ending in ("stalled", "timeout"):
             if outcome.ending == "finished":
@@ -239,7 +232,7 @@ class Trial:
         shutil.rmtree(rings, ignore_errors=True)
 
 
-def _headline(outcome: Outcome, settings: Settings) -> str:
+def _headline(outcome: processes.Outcome, settings: Settings) -> str:
     waiting = ranks_text(outcome.waiting)
     if outcome.skipped:
         others = [rank for rank in range(settings.ranks) if rank not in outcome.skipped]
@@ -264,7 +257,7 @@ def _headline(outcome: Outcome, settings: Settings) -> str:
     return ""
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: processes.Outcome) -> None:
     """Print the output of the ranks, for pytest to capture."""
     printed: Sequence[tuple[int, str]] = sorted(outcome.output.items())
     for rank, text in printed:

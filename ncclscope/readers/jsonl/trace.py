@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, cast
 
+from ncclscope import untrusted
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
 from ncclscope.model.graphs import Graph
@@ -27,16 +28,6 @@ from ncclscope.readers.budget import Budget
 from ncclscope.readers.jsonl import graphs as jsonl_graphs
 from ncclscope.readers.jsonl import transfers as jsonl_transfers
 from ncclscope.readers.unpacked import Unpacked
-from ncclscope.untrusted import (
-    integer,
-    integers,
-    number,
-    open_regular,
-    parse,
-    rank_number,
-    text,
-    texts,
-)
 
 __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
 
@@ -83,7 +74,9 @@ def read_trace(path: Path) -> Rank:
         )
     if header["ncclscope_trace"] != VERSION:
         raise DamagedFileError(
-            f"{path} is a trace of version {text(header['ncclscope_trace']) or '?'}"[:200],
+            f"{path} is a trace of version {untrusted.text(header['ncclscope_trace']) or '?'}"[
+                :200
+            ],
             f"this version of ncclscope reads version {VERSION}",
         )
     communicators: dict[str, Communicator] = {}
@@ -97,8 +90,8 @@ def read_trace(path: Path) -> Rank:
     numbered = stated = False
     position = 0
     for line in lines:
-        key = text(line.get("comm"))
-        op = text(line.get("call"))
+        key = untrusted.text(line.get("comm"))
+        op = untrusted.text(line.get("call"))
         if key is not None and op is not None:
             call = _call(line, key, canonical_op(op), position)
             position += 1
@@ -108,10 +101,10 @@ def read_trace(path: Path) -> Rank:
             target.setdefault(key, []).append(call)
         elif key is not None and "call" not in line:
             communicators[key] = _communicator(line, key, members)
-            made[key] = number(line.get("calls"), MAX_SEQ)
-        elif (step := integer(line.get("step"))) is not None:
+            made[key] = untrusted.number(line.get("calls"), MAX_SEQ)
+        elif (step := untrusted.integer(line.get("step"))) is not None:
             if 0 <= step < MAX_SEQ:
-                tokens = integer(line.get("tokens"))
+                tokens = untrusted.integer(line.get("tokens"))
                 steps.append(Step(step, position, tokens, bool(line.get("dummy"))))
         elif len(graphs) < jsonl_graphs.MOST and (graph := jsonl_graphs.read(line)):
             graphs[graph.number] = graph
@@ -130,19 +123,19 @@ def read_trace(path: Path) -> Rank:
     budget.check(f"{position} calls")
     metadata = read_metadata(header.get("told"))
     return Rank(
-        rank=rank_number(header.get("rank")),
-        world_size=number(header.get("world_size")),
-        host=text(header.get("host")) or "",
-        pid=number(header.get("pid"), 1 << 31),
-        gpu=integer(header.get("gpu")),
-        labels=texts(header.get("labels")),
+        rank=untrusted.rank_number(header.get("rank")),
+        world_size=untrusted.number(header.get("world_size")),
+        host=untrusted.text(header.get("host")) or "",
+        pid=untrusted.number(header.get("pid"), 1 << 31),
+        gpu=untrusted.integer(header.get("gpu")),
+        labels=untrusted.texts(header.get("labels")),
         logs=logs,
         p2p=p2p,
         records=position,
         lost=lost,
         window=window,
-        last_seen_ns=integer(header.get("last_seen_ns")),
-        started_ns=integer(header.get("started_ns")),
+        last_seen_ns=untrusted.integer(header.get("last_seen_ns")),
+        started_ns=untrusted.integer(header.get("started_ns")),
         exited=bool(header.get("exited")),
         steps=steps,
         activities=_activities(header),
@@ -153,7 +146,7 @@ def read_trace(path: Path) -> Rank:
             "format": "jsonl",
             "numbered": numbered,
             "stated": stated,
-            "run": text(header.get("run")) or "",
+            "run": untrusted.text(header.get("run")) or "",
             **jsonl_transfers.add_waiting(metadata, transfers.all()),
         },
     )
@@ -179,7 +172,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             "ncclscope_trace": VERSION,
             **{name: getattr(rank, name) for name in _HEADER},
             "labels": dict(rank.labels),
-            "run": text(rank.details.get("run")) or "",
+            "run": untrusted.text(rank.details.get("run")) or "",
             "activities": [asdict(activity) for activity in rank.activities.values()],
         }
         if last is not None or rank.window:
@@ -209,14 +202,14 @@ def _activities(header: Mapping[str, Any]) -> dict[str, Activity]:
     found = {}
     listed = header.get("activities")
     for about in listed[:MAX_ACTIVITIES] if isinstance(listed, list) else ():
-        if isinstance(about, dict) and (name := text(about.get("name"))) is not None:
+        if isinstance(about, dict) and (name := untrusted.text(about.get("name"))) is not None:
             found[name] = Activity(
                 name,
-                text(about.get("detail")),
-                number(about.get("number"), MAX_SEQ),
-                number(about.get("count"), MAX_SEQ),
-                number(about.get("since_ns"), MAX_SEQ),
-                number(about.get("until_ns"), MAX_SEQ) or None,
+                untrusted.text(about.get("detail")),
+                untrusted.number(about.get("number"), MAX_SEQ),
+                untrusted.number(about.get("count"), MAX_SEQ),
+                untrusted.number(about.get("since_ns"), MAX_SEQ),
+                untrusted.number(about.get("until_ns"), MAX_SEQ) or None,
             )
     return found
 
@@ -261,7 +254,7 @@ def _open(path: Path) -> Iterator[IO[str]]:
 
 def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file, without an incomplete last line."""
-    with open(open_regular(path), "rb") as raw:
+    with open(untrusted.open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
         data: IO[bytes] = io.BufferedReader(Unpacked(raw, path, budget)) if packed else raw
         read = checked = count = 0
@@ -293,19 +286,19 @@ def _value(line: bytes) -> Any:
     if not line.strip():
         return None
     try:
-        return parse(line.decode("utf-8", "replace"))
+        return untrusted.parse(line.decode("utf-8", "replace"))
     except ValueError:
         return _NO_JSON
 
 
 def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
-    dtype, redop = text(line.get("dtype")), text(line.get("redop"))
-    shape = integers(line.get("shape"), MAX_DIMENSIONS)
-    numel = integer(line.get("numel"))
+    dtype, redop = untrusted.text(line.get("dtype")), untrusted.text(line.get("redop"))
+    shape = untrusted.integers(line.get("shape"), MAX_DIMENSIONS)
+    numel = untrusted.integer(line.get("numel"))
     if numel is None and shape is not None:
-        numel = integer(prod(shape))
-    seq = integer(line.get("seq")) or 0
-    places = read_sites(text(line.get("site")), text(line.get("user_site")))
+        numel = untrusted.integer(prod(shape))
+    seq = untrusted.integer(line.get("seq")) or 0
+    places = read_sites(untrusted.text(line.get("site")), untrusted.text(line.get("user_site")))
     call = Call(
         op=op,
         comm=key,
@@ -313,24 +306,24 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
         position=position,
         dtype=None if dtype is None else canonical_dtype(dtype),
         redop=None if redop is None else canonical_redop(redop),
-        root=integer(line.get("root")),
-        peer=integer(line.get("peer")),
+        root=untrusted.integer(line.get("root")),
+        peer=untrusted.integer(line.get("peer")),
         numel=numel,
         shape=shape,
-        sizes=integers(line.get("sizes")),
-        out_shape=integers(line.get("out_shape"), MAX_DIMENSIONS),
-        out_sizes=integers(line.get("out_sizes")),
+        sizes=untrusted.integers(line.get("sizes")),
+        out_shape=untrusted.integers(line.get("out_shape"), MAX_DIMENSIONS),
+        out_sizes=untrusted.integers(line.get("out_sizes")),
         site=places.site,
         full_site=places.full,
         user_site=places.user,
-        time_ns=integer(line.get("t_ns")),
-        state=_STATES.get(text(line.get("state")) or "", State.SCHEDULED),
+        time_ns=untrusted.integer(line.get("t_ns")),
+        state=_STATES.get(untrusted.text(line.get("state")) or "", State.SCHEDULED),
         captured=bool(line.get("captured")),
-        group=integer(line.get("group")),
-        graph=integer(line.get("graph")),
+        group=untrusted.integer(line.get("group")),
+        graph=untrusted.integer(line.get("graph")),
         replay=jsonl_graphs.read_replay(line),
     )
-    signature = integer(line.get("signature")) or 0
+    signature = untrusted.integer(line.get("signature")) or 0
     if not 0 < signature <= MASK or op in P2P_OPS:
         signature = call.sign()
     return replace(call, signature=signature)
@@ -378,11 +371,11 @@ def _communicator(line: Mapping[str, Any], key: str, known: dict[int, int]) -> C
 
     JSON makes each number anew. Communicators of a large job would hold millions of equal ones.
     """
-    ranks = integers(line.get("ranks")) or ()
+    ranks = untrusted.integers(line.get("ranks")) or ()
     return Communicator(
         key=key,
-        label=text(line.get("label")) or "",
+        label=untrusted.text(line.get("label")) or "",
         ranks=tuple(map(known.setdefault, ranks, ranks)),
-        backend=text(line.get("backend")) or "",
-        created_at=text(line.get("created_at")),
+        backend=untrusted.text(line.get("backend")) or "",
+        created_at=untrusted.text(line.get("created_at")),
     )

@@ -10,15 +10,7 @@ from rich.table import Column
 from ncclscope.analysis.processes.device_rows import device_rows
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Run
-from ncclscope.render.console.blocks import (
-    add_row,
-    item,
-    plain_table,
-    right,
-    section,
-    unwrapped,
-    wrapped,
-)
+from ncclscope.render.console import blocks
 
 __all__ = ["device_block"]
 
@@ -31,16 +23,18 @@ def device_block(run: Run) -> Iterator[RenderableType]:
     rows = device_rows(run)
     if not rows:
         return
-    yield section("on the device", "recorded by the GPU")
+    yield blocks.section("on the device", "recorded by the GPU")
     shown = rows if len(rows) <= MANY else [row for row in rows if row.pending.at is not None]
     enters = any(row.pending.entered is not None for row in shown)
     headings = ("posted", *(["entered"] if enters else ()), "finished")
     rank = Column("rank", justify="right")
-    table = plain_table(rank, unwrapped("comm"), *map(right, headings), wrapped("where it is"))
+    table = blocks.plain_table(
+        rank, blocks.unwrapped("comm"), *map(blocks.right, headings), blocks.wrapped("where it is")
+    )
     for row in shown[:MANY]:
         progress = row.pending
         counts = [progress.posted, *([progress.entered] if enters else ()), progress.finished]
-        add_row(
+        blocks.add_row(
             table,
             ranks_text(row.ranks).partition(" ")[2],
             row.comm.label or row.comm.key[:12],
@@ -50,4 +44,4 @@ def device_block(run: Run) -> Iterator[RenderableType]:
         )
     yield table
     if len(rows) > len(shown[:MANY]):
-        yield item(f"and {len(rows) - len(shown[:MANY])} more, see --json")
+        yield blocks.item(f"and {len(rows) - len(shown[:MANY])} more, see --json")

@@ -9,15 +9,7 @@ from rich.console import RenderableType
 
 from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.model import Run, Transfer
-from ncclscope.render.console.blocks import (
-    add_row,
-    duration,
-    item,
-    plain_table,
-    right,
-    section,
-    wrapped,
-)
+from ncclscope.render.console import blocks
 from ncclscope.untrusted import printable
 
 __all__ = ["transfer_block"]
@@ -32,24 +24,24 @@ def transfer_block(run: Run) -> Iterator[RenderableType]:
     waiting = list(engines.waiting)
     if not waiting:
         return
-    yield section("transfers", "recorded")
+    yield blocks.section("transfers", "recorded")
     headings = ("request", "receiving engine", "sending engine")
-    table = plain_table(*map(wrapped, headings), right("for"))
+    table = blocks.plain_table(*map(blocks.wrapped, headings), blocks.right("for"))
     for one in itertools.islice(waiting, MANY):
         receive, send = one.receive, one.send
         end = receive or send
         assert end is not None
         sender = end.peer if end.direction == "recv" else end.engine
-        add_row(
+        blocks.add_row(
             table,
             printable(end.request),
             f"{printable(receive.engine)}: {_progress(receive)}" if receive else "-",
             f"{printable(sender)}: {_progress(send)}" if send else printable(sender) or "-",
-            duration(engines.seconds_since(one.begun_ns)),
+            blocks.duration(engines.seconds_since(one.begun_ns)),
         )
     yield table
     if len(waiting) > MANY:
-        yield item(f"and {len(waiting) - MANY} more, see --json")
+        yield blocks.item(f"and {len(waiting) - MANY} more, see --json")
 
 
 def _progress(one: Transfer) -> str:

@@ -14,32 +14,11 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
+from ncclscope.analysis import wording
 from ncclscope.analysis.table import Cell, Row, peer_of
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
-from ncclscope.analysis.wording import (
-    call_text,
-    kept_text,
-    place_text,
-    plural,
-    ranks_text,
-    replay_text,
-    shape_text,
-)
 from ncclscope.model import Call, Finding, Run
-from ncclscope.render.console.blocks import (
-    add_row,
-    cause_panel,
-    coverage_block,
-    duration,
-    item,
-    knowledge,
-    plain_table,
-    right,
-    section,
-    status_panel,
-    unwrapped,
-    wrapped,
-)
+from ncclscope.render.console import blocks
 from ncclscope.render.console.device import device_block
 from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
 from ncclscope.render.console.transfers import transfer_block
@@ -85,23 +64,23 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
     if verdict.neighbourhood is not None and verdict.cause is not None:
         parts.append(_divergence(verdict.neighbourhood, verdict.cause, width))
     if verdict.cause is not None:
-        parts.append(knowledge(verdict.cause))
-    parts += coverage_block(verdict.coverage)
+        parts.append(blocks.knowledge(verdict.cause))
+    parts += blocks.coverage_block(verdict.coverage)
     parts += _others(verdict)
     if verdict.notes:
-        parts += [section("notes on the input"), *map(item, verdict.notes)]
+        parts += [blocks.section("notes on the input"), *map(blocks.item, verdict.notes)]
     return Group(*parts)
 
 
 def input_facts(run: Run, *, recorded: bool = True) -> list[str]:
     """Return how much was read; ``recorded`` tells whether there are records of calls."""
     hosts = len({rank.host for rank in run.ranks if rank.host})
-    facts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
+    facts = [f"{len(run.ranks)} of {wording.plural(run.expected, 'rank')} read"]
     if hosts:
-        facts.append(plural(hosts, "host"))
+        facts.append(wording.plural(hosts, "host"))
     if recorded:
         lost = sum(rank.lost for rank in run.ranks) or "none"
-        facts += [kept_text(run.ranks), f"{lost} overwritten"]
+        facts += [wording.kept_text(run.ranks), f"{lost} overwritten"]
     return facts
 
 
@@ -115,10 +94,10 @@ def _heading(verdict: Verdict, width: int) -> Text:
 def verdict_panel(verdict: Verdict) -> Panel:
     """Return the panel with the answer."""
     if verdict.cause is None:
-        return status_panel(verdict.status, verdict.summary)
+        return blocks.status_panel(verdict.status, verdict.summary)
     quiet = verdict.quiet_seconds
-    more = f"no progress for {duration(quiet)}" if quiet is not None and quiet >= 1 else ""
-    return cause_panel(verdict.status, verdict.cause, more)
+    more = f"no progress for {blocks.duration(quiet)}" if quiet is not None and quiet >= 1 else ""
+    return blocks.cause_panel(verdict.status, verdict.cause, more)
 
 
 def _ranks(verdict: Verdict, width: int) -> RenderableType:
@@ -131,7 +110,10 @@ def _ranks(verdict: Verdict, width: int) -> RenderableType:
     labels = _labels(row for _, row in groups)
     fits = NAME_COLUMNS + COMM_COLUMNS * len(labels) <= width
     table = _wide_table(verdict, groups) if fits else _narrow_table(verdict, groups)
-    parts: list[RenderableType] = [section("current collective of each rank", "recorded"), table]
+    parts: list[RenderableType] = [
+        blocks.section("current collective of each rank", "recorded"),
+        table,
+    ]
     if verdict.run.window:
         parts.append(_window_text(verdict))
     return Group(*parts)
@@ -167,8 +149,8 @@ def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> 
     columns = [Column("rank", justify="right"), Column("host")]
     columns += [Column(name, justify="right") for name in ("pid", *names)]
     for label in labels:
-        columns += [right(label), wrapped("last call")]
-    table = plain_table(*columns)
+        columns += [blocks.right(label), blocks.wrapped("last call")]
+    table = blocks.plain_table(*columns)
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in groups:
         cells = [_group_text(group), *_who(group)]
@@ -176,28 +158,30 @@ def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> 
         for label in labels:
             cell = row.cells.get(label)
             cells += [_count(cell), _last(cell)]
-        add_row(table, *cells, style="bold red" if row.rank.rank in diverging else "")
+        blocks.add_row(table, *cells, style="bold red" if row.rank.rank in diverging else "")
     return table
 
 
 def _narrow_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> Table:
     who = [Column(heading, justify="right") for heading in ("rank", "pid")]
-    table = plain_table(*who, unwrapped("comm"), right("calls"), wrapped("last call"))
+    table = blocks.plain_table(
+        *who, blocks.unwrapped("comm"), blocks.right("calls"), blocks.wrapped("last call")
+    )
     diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in groups:
         style = "bold red" if row.rank.rank in diverging else ""
         name = [_group_text(group), _who(group)[1]]
         for label, cell in row.cells.items():
-            add_row(table, *name, label, _count(cell), _last(cell), style=style)
+            blocks.add_row(table, *name, label, _count(cell), _last(cell), style=style)
             name = ["", ""]
         if not row.cells:
-            add_row(table, *name, "", "", "no calls", style=style)
+            blocks.add_row(table, *name, "", "", "no calls", style=style)
     return table
 
 
 def _divergence(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     where = near.comm.label or near.comm.key[:12]
-    heading = section(f"around call {near.seq} on {where}", "recorded")
+    heading = blocks.section(f"around call {near.seq} on {where}", "recorded")
     if (sides := aligned_sides(near, cause)) is not None:
         return Group(heading, _aligned(cause, *sides, width))
     return Group(heading, _rank_by_rank(near, cause, width))
@@ -208,13 +192,15 @@ def _aligned(
 ) -> RenderableType:
     """Return two columns, with matching calls in one line."""
     assert cause.seq is not None
-    left, other = (wrapped(ranks_text(ranks), ratio=1) for ranks in (peers, diverging))
-    table = plain_table(right(), left, right(), other)
+    left, other = (
+        blocks.wrapped(wording.ranks_text(ranks), ratio=1) for ranks in (peers, diverging)
+    )
+    table = blocks.plain_table(blocks.right(), left, blocks.right(), other)
     by_site = differ_by_site(cause)
     for theirs, own in cause.aligned:
         same = theirs and own and theirs.signature == own.signature
         first = cause.seq in (theirs.seq if theirs else 0, own.seq if own else 0) and not same
-        add_row(
+        blocks.add_row(
             table,
             _number(theirs, mark=first),
             _near_text(theirs, show_site=first or by_site, width=width),
@@ -233,29 +219,31 @@ def _number(call: Call | None, *, mark: bool = False) -> str:
 def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     """Return a column for each group of ranks that posted the same calls."""
     shown, hidden = shown_groups(near, cause, 2 if width < WIDE else 4)
-    table = plain_table(right(), *(wrapped(ranks_text(ranks), ratio=1) for ranks in shown))
+    table = blocks.plain_table(
+        blocks.right(), *(blocks.wrapped(wording.ranks_text(ranks), ratio=1) for ranks in shown)
+    )
     for seq in sorted({seq for calls in near.calls.values() for seq in calls}):
         here = seq == near.seq
         cells = [
             _near_text(near.calls[ranks[0]].get(seq), show_site=here, width=width)
             for ranks in shown
         ]
-        add_row(table, f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
+        blocks.add_row(table, f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
     if not hidden:
         return table
-    return Group(table, Text(f"  not shown: {ranks_text(hidden)}", style="dim"))
+    return Group(table, Text(f"  not shown: {wording.ranks_text(hidden)}", style="dim"))
 
 
 def _near_text(call: Call | None, *, show_site: bool, width: int) -> str:
     if call is None:
         return "-"
-    text = call_text(call)
+    text = wording.call_text(call)
     if call.replay is not None:
-        text += f", {replay_text(call)}" if show_site else ", replayed"
+        text += f", {wording.replay_text(call)}" if show_site else ", replayed"
     if show_site:
         text += f", {call.state.word}"
         if call.site:
-            text += f"{' ' if width >= WIDE else chr(10)}at {place_text(call)}"
+            text += f"{' ' if width >= WIDE else chr(10)}at {wording.place_text(call)}"
     return text
 
 
@@ -263,11 +251,11 @@ def _others(verdict: Verdict) -> Iterable[RenderableType]:
     rest = [finding for finding in verdict.findings if finding is not verdict.cause]
     if not rest:
         return
-    yield section("other findings")
+    yield blocks.section("other findings")
     for finding in rest[:8]:
-        yield item(f"{finding.role}: {finding.summary}")
+        yield blocks.item(f"{finding.role}: {finding.summary}")
     if len(rest) > 8:
-        yield item(f"and {len(rest) - 8} more, see --json")
+        yield blocks.item(f"and {len(rest) - 8} more, see --json")
 
 
 def _labels(rows: Iterable[Row]) -> list[str]:
@@ -290,7 +278,7 @@ def _grouped(rows: Iterable[Row]) -> list[tuple[tuple[Row, ...], Row]]:
 
 
 def _group_text(group: tuple[Row, ...]) -> str:
-    return ranks_text(row.rank.rank for row in group).partition(" ")[2]
+    return wording.ranks_text(row.rank.rank for row in group).partition(" ")[2]
 
 
 def _who(group: tuple[Row, ...]) -> tuple[str, str]:
@@ -317,5 +305,5 @@ def _last(cell: Cell | None) -> str:
     if call is cell.transfer:
         peer = peer_of(call, cell.comm)
         side = f"{'to' if call.op == 'send' else 'from'} {'any rank' if peer is None else peer}"
-    parts = (call.op, side, call.redop, shape_text(call.shape), call.state.word)
+    parts = (call.op, side, call.redop, wording.shape_text(call.shape), call.state.word)
     return " ".join(part for part in parts if part)

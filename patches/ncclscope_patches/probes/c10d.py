@@ -19,14 +19,7 @@ from weakref import ref
 from ncclscope import native
 from ncclscope.model.signature import BARRIERS
 from ncclscope.tracing import callsite, coverage, scope
-from ncclscope_patches.probes import group_creation, process_groups, works
-from ncclscope_patches.probes.device_streams import (
-    NOWHERE_YET,
-    STREAM_UNKNOWN,
-    Place,
-    current_stream,
-    of_tensor,
-)
+from ncclscope_patches.probes import device_streams, group_creation, process_groups, works
 from ncclscope_patches.probes.posted_calls import NOTING, READERS, REDOP_OPTIONS, note_redop, on_cpu
 from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch
@@ -147,24 +140,24 @@ class C10dProbe(Patch):
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
 
 
-def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
+def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> device_streams.Place | int:
     """Return the place of a call that returns no ``Work``: the current stream."""
     for argument in (*args[1:], *kwargs.values()):
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
         if hasattr(argument, "get_device"):
-            return of_tensor(argument)
+            return device_streams.of_tensor(argument)
     # A barrier without Work blocks its caller until it has completed, on any device.
     options = args[1] if len(args) > 1 else kwargs.get("opts")
     device = getattr(options, "device", None) or getattr(args[0], "bound_device_id", None)
     cuda = sys.modules["torch"].cuda
     if device is not None and device.type != "cuda":
-        return STREAM_UNKNOWN
+        return device_streams.STREAM_UNKNOWN
     if not cuda.is_initialized():
-        return NOWHERE_YET
+        return device_streams.NOWHERE_YET
     index = None if device is None else device.index
     ordinal = cuda.current_device() if index is None else index
-    return ordinal, current_stream(ordinal)
+    return ordinal, device_streams.current_stream(ordinal)
 
 
 def _returned(handle: Handle, position: int, args: tuple[Any, ...], work: Any) -> None:

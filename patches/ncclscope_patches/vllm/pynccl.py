@@ -16,15 +16,7 @@ from typing import Any
 
 from ncclscope import native
 from ncclscope.tracing import coverage, scope, session
-from ncclscope_patches.probes import process_groups, works
-from ncclscope_patches.probes.device_streams import (
-    STREAM_UNKNOWN,
-    Place,
-    Where,
-    checked,
-    end_group,
-    in_groups,
-)
+from ncclscope_patches.probes import device_streams, process_groups, works
 from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Before, Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, record, watch_captures
@@ -118,7 +110,7 @@ class PyNcclProbe(Patch):
 
         def leave(_token: Any) -> None:
             scope.leave_group()
-            end_group(failed=sys.exc_info()[0] is not None)
+            device_streams.end_group(failed=sys.exc_info()[0] is not None)
 
         core = native.core()
         if core is None:
@@ -128,7 +120,7 @@ class PyNcclProbe(Patch):
                 self.put(cls, "group_end", end)
         else:
             self._put_grouped(core, cls, "group_start", scope.group_numbers)
-            self._put_grouped(core, cls, "group_end", None, in_groups, _ended)
+            self._put_grouped(core, cls, "group_end", None, device_streams.in_groups, _ended)
         if hasattr(cls, "batch_isend_irecv"):
             batch = self.guard_scope(cls.batch_isend_irecv, enter, leave)
             self.put(cls, "batch_isend_irecv", batch)
@@ -168,7 +160,7 @@ class PyNcclProbe(Patch):
 
 
 def _ended(failed: bool) -> None:
-    end_group(failed=failed)
+    device_streams.end_group(failed=failed)
 
 
 def _open(comm: Any) -> Handle:
@@ -215,7 +207,7 @@ class _Wrapped(Patch):
         whole.parts.append(self)
 
 
-def _where(cls: Any, name: str, module: Any) -> Where:
+def _where(cls: Any, name: str, module: Any) -> device_streams.Where:
     """Return a function that finds a call's stream: the given one, or the current one."""
     function = getattr(cls, name, None)
     names = Signature(function, name).names if callable(function) else []
@@ -224,16 +216,16 @@ def _where(cls: Any, name: str, module: Any) -> Where:
     if current is None:
         current = getattr(module, "get_current_device_stream_fast", None)
 
-    def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
+    def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> device_streams.Place | int:
         comm = args[0]
         given = args[at] if len(args) > at else kwargs.get("stream")
         if given is None and current is not None:
             given = current()
         ordinal = comm.device.index
         if given is None or ordinal is None:
-            return STREAM_UNKNOWN
+            return device_streams.STREAM_UNKNOWN
         stream: int = given.cuda_stream
-        return checked(handles.of(comm).marks, ordinal, stream)
+        return device_streams.checked(handles.of(comm).marks, ordinal, stream)
 
     return where
 

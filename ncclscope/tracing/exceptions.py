@@ -44,11 +44,8 @@ def note_traced(
 def _note(kind: type[BaseException], line: str | None, ended: int = 0) -> None:
     if session.opened() is None:
         return
-    slot = _notes.slot()
-    if slot is not None:
-        name = kind.__name__
-        text = _notes.detail(f"{name} at {line}" if line else name, name)
-        slot.end(slot.begin(text, ended))
+    name = kind.__name__
+    _notes.note(f"{name} at {line}" if line else name, name, ended)
 
 
 def _line_of(trace: TracebackType | None) -> str | None:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import multiprocessing
 
-from ncclscope.ring.activity import Slot
+from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import session
 from ncclscope.tracing.identity import rank_from_environment
 from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["Notes", "tracer_of_rank"]
+__all__ = ["Notes", "Phase", "leave", "tracer_of_rank"]
+
+Phase = tuple[Slot, Begun]
+"""One begin of an activity, and the slot it is in."""
+
 
 _MOST_DETAILS = 128
 """Details of one activity that are recorded; texts stay in the ring for good."""
 _LONGEST = 200
+
+
+def leave(phase: Phase) -> None:
+    """Record that an activity has ended."""
+    slot, begun = phase
+    slot.end(begun)
 
 
 def tracer_of_rank() -> Tracer | None:
@@ -58,6 +68,29 @@ class Notes:
                 return otherwise
             self._details.add(text)
         return text
+
+    def begin(self, text: str, otherwise: str, number: int = 0, since: int = 0) -> Phase | None:
+        """Record that the activity begins; for :func:`leave`.
+
+        Args:
+            text: What it is about.
+            otherwise: Text for where too many different ones were noted before.
+            number: A number, as of :meth:`~ncclscope.ring.activity.Slot.begin`.
+            since: When it began, nanoseconds since 1970; now by default.
+
+        Returns:
+            None if this process has no ring.
+        """
+        slot = self.slot()
+        if slot is None:
+            return None
+        return slot, slot.begin(self.detail(text, otherwise), number, since)
+
+    def note(self, text: str, otherwise: str, number: int = 0) -> None:
+        """Record an activity that takes no time, with the arguments of :meth:`begin`."""
+        phase = self.begin(text, otherwise, number)
+        if phase is not None:
+            leave(phase)
 
     def _forget(self) -> None:
         """Forget the parent's slot, in the child after a fork."""

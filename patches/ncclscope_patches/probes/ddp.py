@@ -15,8 +15,9 @@ import sys
 import weakref
 from typing import Any
 
-from ncclscope.ring.activity import Begun, Slot
+from ncclscope.ring.activity import Slot
 from ncclscope.tracing import callsite, session
+from ncclscope.tracing.notes import Phase, leave
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.from_cpp.dispatcher import record_from_now, waiting
 from ncclscope_patches.probes.noting import put_noting
@@ -27,8 +28,6 @@ __all__ = ["DdpNote"]
 
 _CALLER = 2
 """Frames from a hook to the caller of the function that it guards."""
-
-_Phase = tuple[Slot, Begun]
 
 
 class DdpNote(Patch):
@@ -59,7 +58,7 @@ class DdpNote(Patch):
         self._find_group = _group_finder(cls)
         code = getattr(inspect.unwrap(cls.__init__), "__code__", None)
         self._uses_dynamo = "_dynamo" in getattr(code, "co_names", ())
-        made = self.guard_scope(waiting(cls.__init__), self._enter_init, _leave)
+        made = self.guard_scope(waiting(cls.__init__), self._enter_init, leave)
         self.put(cls, "__init__", self.guard(made, after=self._keep))
         for name in ("_pre_forward", "_post_forward"):
             put_noting(self, cls, name, "ddp_forward", self._forward, waiting)
@@ -68,7 +67,7 @@ class DdpNote(Patch):
             put_noting(self, hook, name, "ddp_join", self._join, waiting)
         self.replace(cls, "__setstate__", after=self._keep)
 
-    def _enter_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Phase | None:
+    def _enter_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Phase | None:
         if not self._record(self._find_group(args, kwargs)):
             return None
         if self._uses_dynamo:
@@ -104,7 +103,7 @@ class DdpNote(Patch):
             )
             self.put(autograd, name, run)
 
-    def _enter_backward(self, _args: Any, _kwargs: Any) -> _Phase | None:
+    def _enter_backward(self, _args: Any, _kwargs: Any) -> Phase | None:
         # A checkpoint runs a nested backward; only the outer one counts.
         if self._in_backward or not self._modules:
             return None
@@ -112,11 +111,11 @@ class DdpNote(Patch):
         self._in_backward = phase is not None
         return phase
 
-    def _leave_backward(self, phase: _Phase) -> None:
+    def _leave_backward(self, phase: Phase) -> None:
         self._in_backward = False
-        _leave(phase)
+        leave(phase)
 
-    def _begin(self, name: str) -> _Phase | None:
+    def _begin(self, name: str) -> Phase | None:
         slot = self._slots.get(name)
         if slot is None:
             tracer = session.current()
@@ -136,11 +135,6 @@ class DdpNote(Patch):
         self._modules.clear()
         self._slots.clear()
         self._in_backward = False
-
-
-def _leave(phase: _Phase) -> None:
-    slot, begun = phase
-    slot.end(begun)
 
 
 def _line(depth: int) -> str | None:

@@ -10,9 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from ncclscope.model.activities import COMM_INIT, INIT
-from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite, session
-from ncclscope.tracing.notes import Notes
+from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
 
@@ -38,7 +37,7 @@ class InitNote(Patch):
 
     def install(self, module: Any) -> None:
         function = getattr(module, _NAME)
-        noted = self.guard_scope(function, self._entering(module, function), _leave)
+        noted = self.guard_scope(function, self._entering(module, function), leave)
         self.put(module, _NAME, noted)
         above = sys.modules.get("torch.distributed")  # where torch was imported before
         if getattr(above, _NAME, None) is function:
@@ -46,10 +45,10 @@ class InitNote(Patch):
 
     def _entering(
         self, module: Any, function: Callable[..., Any]
-    ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Slot, Begun] | None]:
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Phase | None]:
         signature = inspect.signature(function)
 
-        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Slot, Begun] | None:
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Phase | None:
             given = signature.bind_partial(*args, **kwargs).arguments
             rank, size = _number(given, "rank", "RANK"), _number(given, "world_size", "WORLD_SIZE")
             if size is None or size < 2:
@@ -86,11 +85,6 @@ def comm_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None
     """Return no detail and the number of ranks that a binding of ``ncclCommInitRank`` gets."""
     size = args[1] if len(args) > 1 else kwargs.get("world_size", 0)
     return None, int(size)
-
-
-def _leave(phase: tuple[Slot, Begun]) -> None:
-    slot, begun = phase
-    slot.end(begun)
 
 
 def _number(given: Mapping[str, Any], name: str, variable: str) -> int | None:

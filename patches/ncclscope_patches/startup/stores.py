@@ -13,8 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclscope.model.activities import AGAIN_NS, STORE_PLACE, STORE_SET, STORE_WAIT
-from ncclscope.ring.activity import Begun, Slot
-from ncclscope.tracing.notes import Notes
+from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["StoreNote"]
@@ -22,8 +21,6 @@ __all__ = ["StoreNote"]
 _BLOCKING = ("get", "wait", "multi_get", "barrier", "queue_pop")
 _SETTING = ("set", "add", "compare_set")
 _TCP_STORE = ("host_name", "port", "world_size", "is_master", "timeout")
-
-_Wait = tuple[Slot, Begun]
 
 
 class StoreNote(Patch):
@@ -53,8 +50,8 @@ class StoreNote(Patch):
             connect = self.guard_scope(tcp.__init__, self._connect, self._leave)
             self.put(tcp, "__init__", connect)
 
-    def _enter(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], _Wait | None]:
-        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Wait | None:
+    def _enter(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Phase | None]:
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Phase | None:
             given = [*args[1:], *kwargs.values()]
             key = _key(given[0]) if given else ""
             limit = next((one for one in given[1:] if isinstance(one, timedelta)), None)
@@ -63,38 +60,29 @@ class StoreNote(Patch):
 
         return enter
 
-    def _connect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Wait | None:
+    def _connect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Phase | None:
         given = dict(zip(_TCP_STORE, args[1:], strict=False)) | kwargs
         verb = "serve" if given.get("is_master") else "connect"
         limit = given.get("timeout")
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else 0.0
         place = f"{given.get('host_name')}:{given.get('port')}"
-        if (slot := self._places.slot()) is not None:
-            slot.end(slot.begin(self._places.detail(place, "")))
+        self._places.note(place, "")
         return self._begin(f"{verb} {place}", seconds)
 
-    def _begin(self, text: str, seconds: float) -> _Wait | None:
-        slot = self._waits.slot()
-        if slot is None:
-            return None
-        detail = self._waits.detail(text, text.partition(" ")[0])
+    def _begin(self, text: str, seconds: float) -> Phase | None:
         last, since, until = self._last
         now = time.time_ns()
         # torch itself waits in slices of ten seconds, and logs in between.
         began = since if last == text and now - until < AGAIN_NS else now
         self._last = text, began, now
-        return slot, slot.begin(detail, int(seconds), began)
+        return self._waits.begin(text, text.partition(" ")[0], int(seconds), began)
 
-    def _leave(self, wait: _Wait) -> None:
-        slot, begun = wait
-        slot.end(begun)
+    def _leave(self, wait: Phase) -> None:
+        leave(wait)
         self._last = *self._last[:2], time.time_ns()
 
     def _set(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        slot = self._sets.slot()
-        if slot is not None:
-            key = _key(args[1] if len(args) > 1 else kwargs.get("key"))
-            slot.end(slot.begin(self._sets.detail(key, "a key")))
+        self._sets.note(_key(args[1] if len(args) > 1 else kwargs.get("key")), "a key")
 
 
 def _key(given: Any) -> str:

@@ -6,14 +6,11 @@ import sys
 from typing import Any
 
 from ncclscope.model.activities import COMPILE, LOAD
-from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite
-from ncclscope.tracing.notes import Notes
+from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"]
-
-_Phase = tuple[Slot, Begun]
 
 
 class _Work(Patch):
@@ -52,18 +49,15 @@ class _Work(Patch):
         line = callsite.user_line(sys._getframe(1))
         return f"{self.text} at {line}" if line else self.text
 
-    def _enter(self, args: tuple[Any, ...], _kwargs: Any) -> _Phase | None:
-        slot = None if self._inside else self._notes.slot()
-        if slot is None:
+    def _enter(self, args: tuple[Any, ...], _kwargs: Any) -> Phase | None:
+        if self._inside or self._notes.slot() is None:
             return None
-        begun = slot.begin(self._notes.detail(self.detail(args), self.text))
         self._inside = True
-        return slot, begun
+        return self._notes.begin(self.detail(args), self.text)
 
-    def _leave(self, phase: _Phase) -> None:
+    def _leave(self, phase: Phase) -> None:
         self._inside = False
-        slot, begun = phase
-        slot.end(begun)
+        leave(phase)
 
 
 class CompileNote(_Work):

@@ -82,10 +82,9 @@ def _note_death(record: logging.LogRecord) -> None:
     """Note which worker ended, which the engine knows before it ends the others."""
     name, *status = record.args if isinstance(record.args, tuple) and record.args else ("",)
     found = _WORKER.match(str(name))
-    slot = _deaths.slot()
-    if found is not None and slot is not None:
+    if found is not None:
         text = f"{name}, exit status {status[0]}" if status else str(name)
-        slot.end(slot.begin(_deaths.detail(text, str(name)), 1 + int(found[1])))
+        _deaths.note(text, str(name), 1 + int(found[1]))
 
 
 def _is_complaint(record: logging.LogRecord) -> bool:

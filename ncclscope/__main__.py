@@ -17,21 +17,11 @@ from ncclscope.untrusted import printable
 
 __all__ = ["main"]
 
-_COMMANDS = {
-    "demo": "ncclscope.commands.demo:DemoCommand",
-    "run": "ncclscope.commands.run:RunCommand",
-    "diagnose": "ncclscope.commands.diagnose:DiagnoseCommand",
-    "diff": "ncclscope.commands.diff:DiffCommand",
-    "check": "ncclscope.commands.check:CheckCommand",
-    "report": "ncclscope.commands.report:ReportCommand",
-    "export": "ncclscope.commands.export:ExportCommand",
-    "watch": "ncclscope.commands.watch:WatchCommand",
-    "attach": "ncclscope.commands.attach:AttachCommand",
-    "collect": "ncclscope.commands.collect:CollectCommand",
-    "doctor": "ncclscope.commands.doctor:DoctorCommand",
-    "mcp": "ncclscope.commands.mcp:McpCommand",
-    "plugin-path": "ncclscope.commands.plugin_path:PluginPathCommand",
-}
+_COMMANDS = (
+    *("demo", "run", "diagnose", "diff", "check", "report", "export", "watch", "attach"),
+    *("collect", "doctor", "mcp", "plugin-path"),
+)
+"""Names of commands, in the order of the help; each is a class in a module of that name."""
 
 _FILES = ("DIR", "FILE", "OUT", "PATH")
 """Names of arguments that are files or directories."""
@@ -135,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any("\0" in argument for argument in arguments):
         print("ncclscope: an argument holds a zero byte", file=sys.stderr)
         return 2
-    names = arguments[:1] if set(arguments[:1]) & _COMMANDS.keys() else list(_COMMANDS)
+    names = arguments[:1] if set(arguments[:1]) & set(_COMMANDS) else _COMMANDS
     try:
         return _run(names, arguments)
     except NcclscopeError as error:
@@ -175,7 +165,7 @@ def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
 
 def command_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of its commands by name."""
-    parser, _ = _parser(list(_COMMANDS))
+    parser, _ = _parser(_COMMANDS)
     return parser, _commands_of(parser)
 
 
@@ -245,8 +235,8 @@ def _parser(names: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Co
     )
     commands: dict[str, Command] = {}
     for name in names:
-        module, _, attribute = _COMMANDS[name].partition(":")
-        command: Command = getattr(importlib.import_module(module), attribute)()
+        module = importlib.import_module(f"ncclscope.commands.{name.replace('-', '_')}")
+        command: Command = getattr(module, f"{name.title().replace('-', '')}Command")()
         help = (type(command).__doc__ or "").partition("\n")[0]
         command.prepare_parser(
             subparsers.add_parser(

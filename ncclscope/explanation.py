@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ncclscope import settings
+from ncclscope.resources import run_for_text
 
 __all__ = ["Explanation", "explain", "explain_to"]
 
@@ -53,16 +54,7 @@ def explain(
         where = os.fspath(directory) if directory is not None else settings.directory()
         if not where:
             return Explanation(_NO_RINGS, {})
-        done = subprocess.run(
-            _command(where, "--json"),
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+        done = run_for_text(_command(where, "--json"), seconds, _environment())
         found = json.loads(done.stdout)
         return Explanation(found["text"], found["document"])
     except subprocess.TimeoutExpired:

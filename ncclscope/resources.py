@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ["economy", "without_collection"]
+__all__ = ["economy", "run_for_text", "without_collection"]
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
@@ -44,3 +45,29 @@ def economy() -> Iterator[None]:
         if before is None:
             os.environ.pop(_BLAS_THREADS, None)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+
+
+def run_for_text(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input and return what it printed, whatever its status.
+
+    Args:
+        command: The program and its arguments.
+        seconds: Longest time to wait for it.
+        environment: Its environment; ours by default.
+
+    Raises:
+        OSError: It cannot be run.
+        subprocess.TimeoutExpired: It took longer, and was killed.
+    """
+    return subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )

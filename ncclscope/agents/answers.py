@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ncclscope.resources import run_for_text
 from ncclscope.untrusted import printable
 
 __all__ = ["LIMIT_SECONDS", "ask"]
@@ -65,15 +66,7 @@ def ask(
     line = [sys.executable, "-m", "ncclscope", command, "--json", *options]
     line += ["--", *paths] if paths else []
     try:
-        done = subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            check=False,
-        )
+        done = run_for_text(line, limit)
     except subprocess.TimeoutExpired:
         return {"error": f"{command} did not end within {limit:g} s", "next": []}
     try:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ncclscope.collect.programs import ProgramNode, last_line
 from ncclscope.errors import InputError, NothingFoundError, UsageError
+from ncclscope.resources import run_for_text
 from ncclscope.untrusted import parse, printable
 
 __all__ = [
@@ -243,15 +244,7 @@ def _ask(*command: str) -> str:
         InputError: The program is not installed, fails or takes too long.
     """
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ASKED_SECONDS,
-            check=False,
-        )
+        done = run_for_text(command, _ASKED_SECONDS)
     except FileNotFoundError:
         raise InputError(
             f"{command[0]} is not installed here", "run ncclscope on a machine that has it"

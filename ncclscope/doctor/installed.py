@@ -18,6 +18,7 @@ from ncclscope import __version__, native
 from ncclscope.attach import environment
 from ncclscope.doctor.check import Check, Outcome
 from ncclscope.native import profiler
+from ncclscope.resources import run_for_text
 
 __all__ = ["check_installation", "nccl_library", "nccl_version", "support", "vllm_version"]
 
@@ -89,13 +90,7 @@ def nccl_library() -> str | None:
 def nccl_version(library: str) -> tuple[int, int, int] | str:
     """Return the version of an NCCL library, or the reason why it cannot be read."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_NCCL, library],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        )
+        done = run_for_text([sys.executable, "-c", _ASK_NCCL, library], 20)
     except subprocess.TimeoutExpired:
         return "it did not report its version in time"
     if done.returncode != 0 or not done.stdout.strip().isdecimal():

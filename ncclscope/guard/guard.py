@@ -214,7 +214,7 @@ class Guard:
     def _search(self, watched: _Watched, seq: int) -> None:
         """Find members that are not known yet, and reread those that were set aside."""
         with self._lock:
-            watched.away = [peer for peer in watched.away if not self._came_near(peer, seq)]
+            watched.away = [peer for peer in watched.away if seq < peer.read_again_at]
             self._list_files()
             found: dict[int, _Peer] = {}
             for path, process in self._processes.items():
@@ -261,9 +261,6 @@ class Guard:
             )
         process = peer.process
         return self._records.RecordedComm(_ring_of(process), process.inode, peer.number, peer.rank)
-
-    def _came_near(self, peer: _Peer, seq: int) -> bool:
-        return seq >= peer.read_again_at
 
     def _list_files(self) -> None:
         changed_ns = os.stat(self._directory).st_mtime_ns

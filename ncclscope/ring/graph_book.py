@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ncclscope.ring import layout
+from ncclscope.ring import entries, layout
 from ncclscope.ring.channel import Channel
 
 __all__ = ["GraphBook", "GraphCall"]
@@ -88,18 +88,14 @@ class GraphBook:
 
     def _append(self, kind: int, data: bytes) -> bool:
         buffer = self._buffer
-        size = -(-(layout.GRAPH_ENTRY.size + len(data)) // 8) * 8
+        size = entries.size_of(data)
         if buffer is None or self._used + size > self._geometry.graphs_size:
             return False
         if not self._used:
             # Change the version before any graph can be replayed; see the layout.
             buffer[8:12] = layout.VERSION_WITH_GRAPHS.to_bytes(4, "little")
-        offset = self._geometry.graphs + self._used
-        checksum = layout.checksum(kind, self._made[kind] + 1, data)
-        layout.GRAPH_ENTRY.pack_into(buffer, offset, len(data), kind, 0, checksum)
-        start = offset + layout.GRAPH_ENTRY.size
-        buffer[start : start + len(data)] = data
         self._made[kind] += 1
+        entries.put(buffer, self._geometry.graphs + self._used, kind, self._made[kind], data)
         self._used += size
         used = self._used.to_bytes(8, "little")
         buffer[layout.HEADER_GRAPHS_USED : layout.HEADER_GRAPHS_USED + 8] = used

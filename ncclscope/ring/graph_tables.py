@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.model.signature import BASE, BASE_INVERSE, MASK, replayed
-from ncclscope.ring import layout
+from ncclscope.ring import entries, layout
 from ncclscope.ring.image import RECORD_DTYPE, Records, RingImage
 
 __all__ = ["CallTable", "GraphTables", "Listed", "read_graphs"]
@@ -125,8 +125,8 @@ class GraphTables:
         """Communicators in each list of calls, by its index."""
         self.graphs: dict[int, Listed] = {}
         """Graphs by number."""
-        for kind, entry in _entries(data):
-            if not self._take(kind, entry):
+        for kind, entry, is_whole in entries.read(data):
+            if not is_whole or not self._take(kind, entry):
                 break
 
     def _take(self, kind: int, data: bytes) -> bool:
@@ -270,18 +270,3 @@ def _running(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _row(base: int, size: int) -> NDArray[np.uint64]:
     return np.cumprod(np.full(size, base, np.uint64), dtype=np.uint64)
-
-
-def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the entries of the part, up to one that is damaged."""
-    offset, head = 0, layout.GRAPH_ENTRY.size
-    numbers: dict[int, int] = {}
-    while offset + head <= len(data):
-        length, kind, _, checksum = layout.GRAPH_ENTRY.unpack_from(data, offset)
-        start = offset + head
-        entry = data[start : start + length]
-        number = numbers[kind] = numbers.get(kind, 0) + 1
-        if len(entry) < length or checksum not in (0, layout.checksum(kind, number, entry)):
-            return
-        yield kind, entry
-        offset = -(-(start + length) // 8) * 8

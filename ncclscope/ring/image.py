@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.ring import layout
+from ncclscope.ring import entries, layout
 from ncclscope.untrusted import only_writer, open_regular, parse
 
 if TYPE_CHECKING:
@@ -214,18 +214,9 @@ class RingImage:
         used = min(self._u64(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
         data = self._read(self.geometry.strings, used)
         texts: dict[int, list[str]] = {}
-        offset = 0
-        while offset + layout.TEXT_ENTRY.size <= len(data):
-            length, kind, _, checksum = layout.TEXT_ENTRY.unpack_from(data, offset)
-            start = offset + layout.TEXT_ENTRY.size
-            if kind == 0 or start + length > len(data):
-                break
-            text = data[start : start + length]
-            known = texts.setdefault(kind, [])
-            if checksum and checksum != layout.checksum(kind, len(known) + 1, text):
-                text = b""
-            known.append(text.decode("utf-8", "replace"))
-            offset = -(-(start + length) // 8) * 8
+        for kind, text, is_whole in entries.read(data):
+            found = text.decode("utf-8", "replace") if is_whole else ""
+            texts.setdefault(kind, []).append(found)
         return texts
 
     def read_about(self) -> dict[str, Any]:

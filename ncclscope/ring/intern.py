@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 from ncclscope.model import sites
-from ncclscope.ring import layout
+from ncclscope.ring import entries, layout
 from ncclscope.ring.channel import Channel
 
 __all__ = ["Interner"]
@@ -187,7 +187,7 @@ class Interner:
         if text in numbers:  # another thread was faster
             return numbers[text]
         data = text.encode("utf-8", "replace")
-        size = -(-(layout.TEXT_ENTRY.size + len(data)) // 8) * 8
+        size = entries.size_of(data)
         room = self._geometry.strings_size
         if kind == layout.KIND_SHAPE:
             room //= 2  # leave room for texts that matter more
@@ -195,16 +195,11 @@ class Interner:
             room -= room // 4
         if self._used + size > room:
             return 0
-        offset = self._geometry.strings + self._used
         number = len(numbers) + 1
-        checksum = layout.checksum(kind, number, data)
-        layout.TEXT_ENTRY.pack_into(buffer, offset, len(data), kind, 0, checksum)
-        start = offset + layout.TEXT_ENTRY.size
-        buffer[start : start + len(data)] = data
+        entries.put(buffer, self._geometry.strings + self._used, kind, number, data)
         self._used += size
-        buffer[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = self._used.to_bytes(
-            8, "little"
-        )
+        used = self._used.to_bytes(8, "little")
+        buffer[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = used
         numbers[text] = number
         return number
 

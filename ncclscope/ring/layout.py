@@ -264,7 +264,6 @@ LOST = (
 )
 """Why a count is lost."""
 
-GRAPH_ENTRY = TEXT_ENTRY
 GRAPH_CALL, GRAPH_LIST, GRAPH = range(1, 4)
 GRAPH_SIGNATURE = struct.Struct("<Q")
 GRAPH_ITEM = struct.Struct("<IHH")

@@ -19,7 +19,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.graph_book import GraphCall
 
-__all__ = ["Part", "parts_of", "post_replay", "powers"]
+__all__ = ["Part", "Ring", "parts_of", "post_replay", "powers"]
 
 _RECORD = struct.Struct("<QQQQQ48sQ")
 """A record; ``numel``, the number of the replay, is separate from the repeating fields."""
@@ -76,8 +76,8 @@ def powers(count: int) -> tuple[int, ...]:
     return tuple(_powers[: count + 1])
 
 
-class _Ring(Protocol):
-    """The part of the writer that recording a replay needs."""
+class Ring(Protocol):
+    """The part of the writer that recording a replay, or withdrawing a call, needs."""
 
     position: int
     capacity: int
@@ -99,7 +99,7 @@ def parts_of(calls: Sequence[GraphCall], number: int) -> list[Part]:
     return [Part(channel, own, number) for channel, own in mine.items()]
 
 
-def post_replay(writer: _Ring, parts: Sequence[Part], number: int) -> int:
+def post_replay(writer: Ring, parts: Sequence[Part], number: int) -> int:
     """Record that a graph is replayed.
 
     Args:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from mmap import mmap
-from typing import Protocol
-
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.replays import Ring
 
 __all__ = ["withdraw"]
 
@@ -14,17 +12,7 @@ _COMM, _SEQ, _HASH, _FLAGS = slice(56, 58), slice(24, 32), slice(16, 24), 32 + l
 _SPECIAL = layout.FIXED_P2P | layout.FIXED_STEP
 
 
-class _Writer(Protocol):
-    capacity: int
-    _base: int
-    _buffer: mmap | bytearray
-    _table_mask: int
-
-    @property
-    def position(self) -> int: ...
-
-
-def withdraw(writer: _Writer, channel: Channel, position: int) -> bool:
+def withdraw(writer: Ring, channel: Channel, position: int) -> bool:
     """Take back the newest call of a channel, so that the next one has its number.
 
     Args:
@@ -58,7 +46,7 @@ def withdraw(writer: _Writer, channel: Channel, position: int) -> bool:
     return True
 
 
-def _hash_before(writer: _Writer, channel: Channel, position: int) -> int | None:
+def _hash_before(writer: Ring, channel: Channel, position: int) -> int | None:
     """Return the running hash before a collective; None if the call before it is lost."""
     if channel.seq == 1:
         return 0
@@ -68,7 +56,7 @@ def _hash_before(writer: _Writer, channel: Channel, position: int) -> int | None
     return None
 
 
-def _record(writer: _Writer, position: int) -> bytes | None:
+def _record(writer: Ring, position: int) -> bytes | None:
     if position < 0 or not 0 < writer.position - position <= writer.capacity:
         return None
     start = writer._base + position % writer.capacity * layout.RECORD.size

@@ -188,7 +188,7 @@ def test_graphs_that_are_alike_are_written_once(rings: Path) -> None:
     for _ in range(10):
         program.capture("AB" * 31, 8)
 
-    head = layout.GRAPH_ENTRY.size + layout.GRAPH_HEAD.size
+    head = layout.TEXT_ENTRY.size + layout.GRAPH_HEAD.size
     assert program.tracer.ring.graphs._used == once + 10 * head
 
 

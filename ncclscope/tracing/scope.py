@@ -28,6 +28,8 @@ __all__ = [
     "is_suppressed",
     "leave_group",
     "listeners",
+    "resume",
+    "suppress",
     "suppressed",
     "suppressing",
 ]
@@ -52,18 +54,30 @@ group_numbers = itertools.count(1)
 @contextlib.contextmanager
 def suppressed() -> Iterator[None]:
     """Suppress recording of this thread's calls in the block: a recorded call contains them."""
-    thread = threading.get_ident()
-    suppressing[thread] = suppressing.get(thread, 0) + 1
-    announce(None)
+    suppress()
     try:
         yield
     finally:
-        conclude()
-        depth = suppressing[thread] - 1
-        if depth:
-            suppressing[thread] = depth
-        else:
-            del suppressing[thread]
+        resume()
+
+
+def suppress() -> bool:
+    """Suppress recording of this thread's calls until :func:`resume`; return True. They nest."""
+    thread = threading.get_ident()
+    suppressing[thread] = suppressing.get(thread, 0) + 1
+    announce(None)
+    return True
+
+
+def resume(_token: Any = None) -> None:
+    """Undo the last :func:`suppress` of this thread."""
+    conclude()
+    thread = threading.get_ident()
+    depth = suppressing[thread] - 1
+    if depth:
+        suppressing[thread] = depth
+    else:
+        del suppressing[thread]
 
 
 def is_suppressed() -> bool:

@@ -55,7 +55,7 @@ def run_process(
     details = {"host": "node", "pid": 100 + rank, "boot_id": ""}
     tracer = Tracer(directory, rank=-1, world_size=0, heartbeat=False, details=details)
     world = SimpleNamespace(pg_backend_config={}, default_pg=None)
-    patch.setattr(process_groups, "_torch", lambda: SimpleNamespace(_world=world))
+    patch.setattr(process_groups, "c10d", lambda: SimpleNamespace(_world=world))
     patch.setattr(process_groups.session, "current", lambda: tracer)
     patch.setattr(process_groups, "_worlds", process_groups._Worlds())
     keys = []

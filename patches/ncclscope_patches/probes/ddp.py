@@ -156,6 +156,6 @@ def _group_finder(cls: Any) -> Any:
             return group
         if mesh is not None:
             return mesh.get_group(mesh_dim=0)
-        return sys.modules["torch.distributed.distributed_c10d"]._get_default_group()
+        return process_groups.c10d()._get_default_group()
 
     return find

@@ -11,7 +11,6 @@ handle.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from inspect import signature
 from typing import Any, ClassVar
@@ -93,7 +92,7 @@ class _BufferProbe(Patch):
     def _group(self, buffer: Any) -> Any:
         """Return a buffer's process group; None if it has another kind of communicator."""
         group = buffer.group
-        return group if isinstance(group, _c10d().ProcessGroup) else None
+        return group if isinstance(group, process_groups.c10d().ProcessGroup) else None
 
 
 def _reader(op: str, method: Any) -> Read:
@@ -184,7 +183,7 @@ class NixlEpProbe(_BufferProbe):
         tokens, its ranks are those of the default group.
         """
         if buffer.group is None and buffer.comm is None:
-            default = _c10d()._world.default_pg
+            default = process_groups.c10d()._world.default_pg
             if default is not None and buffer.group_size == default.size():
                 return default
         return super()._group(buffer)
@@ -195,7 +194,3 @@ class NixlEpCu12Probe(NixlEpProbe):
 
     name = "nixl_ep_cu12"
     target = "nixl_ep_cu12.buffer"
-
-
-def _c10d() -> Any:
-    return sys.modules["torch.distributed.distributed_c10d"]

@@ -112,14 +112,16 @@ def _noting_backward(record: Before) -> Before:
         token = record(args, kwargs)
         if token is not None:
             text = "the backward of a functional collective posts the opposite one"
-            record_from_now("functional_backward", text, _group(args[-1]))
+            record_from_now("functional_backward", text, process_groups.resolved(args[-1]))
         return token
 
     return before
 
 
 def _before_exchange(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    record_from_now("dtensor", "DTensor exchanges shards from C++", _group(args[-1]))
+    record_from_now(
+        "dtensor", "DTensor exchanges shards from C++", process_groups.resolved(args[-1])
+    )
 
 
 def _recording_p2p(op: str) -> Before:
@@ -127,7 +129,7 @@ def _recording_p2p(op: str) -> Before:
         tensor, peer, _tag, name = args
         if not is_real(tensor):
             return None
-        group = _group(name)
+        group = process_groups.resolved(name)
         rank = _group_rank(group, peer)
         return _record(group, (op, tensor.shape, tensor.dtype, None, None, rank), tensor)
 
@@ -138,7 +140,7 @@ def _record_batch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None
     ops, peers, _tags, tensors, name = args
     if not tensors or not is_real(tensors[0]):
         return None
-    group = _group(name)
+    group = process_groups.resolved(name)
     scope.enter_group()
     try:
         for op, peer, tensor in zip(ops, peers, tensors, strict=False):
@@ -151,7 +153,7 @@ def _record_batch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None
 
 
 def _record(group: Any, parameters: tuple[Any, ...], tensor: Any) -> Posted | None:
-    handle = process_groups.handles.of(_group(group))
+    handle = process_groups.handles.of(process_groups.resolved(group))
     if handle is NOBODY or scope.is_suppressed():
         return None
     position = record(handle, parameters, _getframe(_CALLER))
@@ -174,13 +176,6 @@ def _waited(token: tuple[Posted, Any], _result: Any) -> None:
     posted, tensor = token
     if posted[2]:
         works.settle(posted, tensor)
-
-
-def _group(group: Any) -> Any:
-    """Return the process group of a name; compiled graphs have only the name."""
-    if isinstance(group, str):
-        return sys.modules["torch.distributed.distributed_c10d"]._resolve_process_group(group)
-    return group
 
 
 def _group_rank(group: Any, global_rank: int) -> int:

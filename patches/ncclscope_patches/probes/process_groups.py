@@ -21,6 +21,7 @@ __all__ = [
     "CPU_SUFFIX",
     "DEVICE_SUFFIX",
     "begin_world",
+    "c10d",
     "declare",
     "global_ranks",
     "handles",
@@ -28,6 +29,7 @@ __all__ = [
     "label_of",
     "name",
     "of_library",
+    "resolved",
 ]
 
 CPU_SUFFIX = "/cpu"
@@ -123,7 +125,7 @@ def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
 
 def label_of(group: Any) -> str:
     """Return the label of a process group's communicator; empty if there is none."""
-    if not isinstance(group, _torch().ProcessGroup):
+    if not isinstance(group, c10d().ProcessGroup):
         return ""
     comm = handles.of(group).comm
     return "" if comm is None else comm.label
@@ -157,7 +159,7 @@ def of_library(group: Any, backend: str, name: str) -> Handle:
 def global_ranks(group: Any) -> list[int]:
     """Return the members' global ranks in the group's order; empty if torch does not know them."""
     try:
-        ranks: dict[int, int] = _torch()._world.pg_group_ranks.get(group, {})
+        ranks: dict[int, int] = c10d()._world.pg_group_ranks.get(group, {})
     except TypeError:  # unhashable, so no process group
         return []
     return sorted(ranks, key=lambda rank: ranks[rank])
@@ -211,15 +213,14 @@ def _handle(
 
 def _backends(group: Any) -> frozenset[str]:
     """Return the backends of a group, which may have one for each device type."""
-    config = _torch()._world.pg_backend_config.get(group)
+    config = c10d()._world.pg_backend_config.get(group)
     if not config:
         return frozenset({group.name()})
     return frozenset(entry.rpartition(":")[2] for entry in str(config).split(","))
 
 
 def _label(group: Any) -> str:
-    torch = _torch()
-    if torch._world.default_pg is group or group.group_desc == "default_pg":
+    if c10d()._world.default_pg is group or group.group_desc == "default_pg":
         return "world"
     if group.group_desc not in ("", "undefined"):
         return str(group.group_desc)
@@ -236,11 +237,17 @@ def _port(group: Any) -> int:
         except RuntimeError:  # a backend on its own, without a store
             return 0
     else:  # torch 2.6
-        _, store = _torch()._world.pg_map.get(group, ("", None))
+        _, store = c10d()._world.pg_map.get(group, ("", None))
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "port", 0)
 
 
-def _torch() -> Any:
+def c10d() -> Any:
+    """Return torch's module of process groups, which has been imported."""
     return sys.modules["torch.distributed.distributed_c10d"]
+
+
+def resolved(group: Any) -> Any:
+    """Return a process group, which functional collectives name."""
+    return c10d()._resolve_process_group(group) if isinstance(group, str) else group

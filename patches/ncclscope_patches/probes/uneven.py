@@ -93,7 +93,8 @@ class UnevenProbe(Patch):
 
     def install(self, module: Any) -> None:
         for name, redop in (("all_gatherv", None), ("reduce_scatterv", "sum")):
-            suppressed = self.guard_scope(getattr(module, name), _suppress, _resume)
+            function = getattr(module, name)
+            suppressed = self.guard_scope(function, lambda *_: scope.suppress(), scope.resume)
             before = _recording(name, redop)
             self.put(module, name, self.guard(suppressed, before, _returned))
 
@@ -115,13 +116,3 @@ def _returned(token: tuple[Handle, int], _result: Any) -> None:
     handle, position = token
     if handle.waits:
         handle.complete(position)
-
-
-def _suppress(_args: Any, _kwargs: Any) -> Any:
-    suppression = scope.suppressed()
-    suppression.__enter__()
-    return suppression
-
-
-def _resume(suppression: Any) -> None:
-    suppression.__exit__(None, None, None)

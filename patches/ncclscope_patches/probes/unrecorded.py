@@ -104,9 +104,7 @@ class SymmetricMemoryNote(_Note):
         if str(_getframe(_CALLER).f_globals.get("__name__")).startswith(_RECORDED_USERS):
             return
         group = args[1] if len(args) > 1 else kwargs.get("group", kwargs.get("group_name"))
-        if isinstance(group, str):
-            group = sys.modules["torch.distributed.distributed_c10d"]._resolve_process_group(group)
-        handle = process_groups.handles.of(group)
+        handle = process_groups.handles.of(process_groups.resolved(group))
         if handle is not NOBODY and handle.comm is not None:
             coverage.unseen(self.kind, self.text, [handle.comm.key])
 

@@ -67,7 +67,7 @@ class PyNcclProbe(Patch):
             # The sends and receives inside are not calls of the program.
             patch, read = found
             enter = _entering_suppression(read)
-            patch.put(cls, "scatter", patch.guard_scope(cls.scatter, enter, _leave_suppression))
+            patch.put(cls, "scatter", patch.guard_scope(cls.scatter, enter, scope.resume))
         for name, applies in (("suspend", _can_suspend), ("resume", _is_suspended)):
             put_posting(
                 self, cls, name, _plain(name), handles, can_be_off=True, applies=applies,
@@ -244,15 +244,9 @@ def _entering_suppression(read: Read) -> Before:
         handle = handles.of(comm)
         if handle is not NOBODY and not comm.disabled and not scope.is_suppressed():
             record(handle, read(args, kwargs), _getframe(_CALLER))
-        suppression = scope.suppressed()
-        suppression.__enter__()
-        return suppression
+        return scope.suppress()
 
     return enter
-
-
-def _leave_suppression(suppression: Any) -> None:
-    suppression.__exit__(None, None, None)
 
 
 def _can_suspend(comm: Any) -> bool:

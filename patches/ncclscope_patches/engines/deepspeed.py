@@ -12,11 +12,10 @@ from typing import Any
 from ncclscope.tracing import session
 from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["DeepSpeedGrid", "DeepSpeedGroups", "DeepSpeedSequence", "DeepSpeedSteps"]
 
-_SUPPORTS = "deepspeed 0.16 to 0.19"
 
 # The first name of a group is its label, so the wider roles come last.
 _GROUPS = {
@@ -54,39 +53,33 @@ _GRID = {
 """Labels by attribute of a ``PipelineParallelGrid``."""
 
 
-class DeepSpeedGroups(Patch):
+class DeepSpeedGroups(Note):
     """Labels the groups of ``deepspeed.utils.groups``."""
 
     name = "deepspeed_groups"
     target = "deepspeed.utils.groups"
-    supports = _SUPPORTS
-    records = False
 
     def install(self, module: Any) -> None:
         for name in _CREATING:
             self.replace(module, name, after=lambda *_: _label(vars(module), _GROUPS))
 
 
-class DeepSpeedSequence(Patch):
+class DeepSpeedSequence(Note):
     """Labels the groups of sequence parallelism."""
 
     name = "deepspeed_sequence"
     target = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
-    supports = _SUPPORTS
-    records = False
 
     def install(self, module: Any) -> None:
         name = "initialize_sequence_parallel"
         self.replace(module, name, after=lambda *_: _label(vars(module), _SEQUENCE))
 
 
-class DeepSpeedGrid(Patch):
+class DeepSpeedGrid(Note):
     """Labels the groups of a pipeline, and describes the rank's place in it."""
 
     name = "deepspeed_grid"
     target = "deepspeed.runtime.pipe.topology"
-    supports = _SUPPORTS
-    records = False
 
     def install(self, module: Any) -> None:
         grid = module.PipelineParallelGrid
@@ -102,7 +95,6 @@ class DeepSpeedSteps(StepPatch):
 
     name = "deepspeed_steps"
     target = "deepspeed.runtime.pipe.engine"
-    supports = _SUPPORTS
 
     def __init__(self) -> None:
         super().__init__()

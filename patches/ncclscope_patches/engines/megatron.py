@@ -7,11 +7,10 @@ from typing import Any
 from ncclscope.tracing import session
 from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["MegatronGroups", "MegatronSteps"]
 
-_SUPPORTS = "megatron-core 0.16"
 
 _NAMES = {
     "CONTEXT_PARALLEL_GROUP": "cp",
@@ -49,13 +48,11 @@ _PLACES = {
 """Functions that return a rank's coordinates, by the name of the coordinate."""
 
 
-class MegatronGroups(Patch):
+class MegatronGroups(Note):
     """Labels each group when it is created, and describes the rank once all are."""
 
     name = "megatron_groups"
     target = "megatron.core.parallel_state"
-    supports = _SUPPORTS
-    records = False
 
     def install(self, module: Any) -> None:
         self.replace(module, "create_group", _description, _label)
@@ -70,7 +67,6 @@ class MegatronSteps(StepPatch):
 
     name = "megatron_steps"
     target = "megatron.core.pipeline_parallel.schedules"
-    supports = _SUPPORTS
 
     def install(self, module: Any) -> None:
         for name in (

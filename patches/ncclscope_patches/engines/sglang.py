@@ -8,7 +8,7 @@ from ncclscope.model.activities import COMM_INIT
 from ncclscope.tracing import session
 from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes.noting import put_noting
-from ncclscope_patches.probes.probe import Before, Patch
+from ncclscope_patches.probes.probe import Before, Note
 from ncclscope_patches.probes.recording import NOBODY
 from ncclscope_patches.startup.groups import comm_size
 from ncclscope_patches.vllm import pynccl
@@ -16,7 +16,6 @@ from ncclscope_patches.vllm.groups import name_groups
 
 __all__ = ["SglangGroups", "SglangPyNcclProbe", "SglangSteps"]
 
-_SUPPORTS = "sglang 0.5.23"
 
 _PLACES = ("tp", "attn_tp", "attn_cp", "dcp", "moe_dp", "moe_ep", "moe_tp", "pp")
 """Groups in which a rank has a place, by the variable of SGLang that holds them."""
@@ -31,7 +30,6 @@ class SglangPyNcclProbe(pynccl.PyNcclProbe):
 
     name = "sglang_pynccl"
     target = "sglang.srt.distributed.device_communicators.pynccl"
-    supports = _SUPPORTS
 
     def watch_connecting(self, library: Any, connect: Before) -> None:
         """Declare a communicator before it connects, and note while it does."""
@@ -44,7 +42,7 @@ class SglangPyNcclProbe(pynccl.PyNcclProbe):
             put_noting(self, library, name, COMM_INIT, begin)
 
 
-class SglangGroups(Patch):
+class SglangGroups(Note):
     """Labels the communicators of each group, and describes the rank once all groups exist.
 
     torch's group carries a group's calls unless a part of the program, such as the capture of a
@@ -53,8 +51,6 @@ class SglangGroups(Patch):
 
     name = "sglang_groups"
     target = "sglang.srt.distributed.parallel_state"
-    supports = _SUPPORTS
-    records = False
 
     def install(self, module: Any) -> None:
         coordinator = module.GroupCoordinator
@@ -70,7 +66,6 @@ class SglangSteps(StepPatch):
 
     name = "sglang_steps"
     target = "sglang.srt.model_executor.model_runner"
-    supports = _SUPPORTS
 
     def install(self, module: Any) -> None:
         self.replace(module.ModelRunner, "forward", self._forward)

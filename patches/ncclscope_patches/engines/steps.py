@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ncclscope.tracing import session
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["StepPatch"]
 
 
-class StepPatch(Patch):
+class StepPatch(Note):
     """Records where a step of an engine begins: the calls that follow belong to it."""
-
-    records = False
 
     def __init__(self) -> None:
         super().__init__()

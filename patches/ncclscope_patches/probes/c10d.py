@@ -43,7 +43,6 @@ class C10dProbe(Patch):
 
     name = "c10d"
     target = "torch.distributed.distributed_c10d"
-    supports = "torch 2.6 to 2.15"
 
     def install(self, module: Any) -> None:
         group = module.ProcessGroup

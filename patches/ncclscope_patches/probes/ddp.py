@@ -21,7 +21,7 @@ from ncclscope.tracing.notes import Phase, leave
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.from_cpp.dispatcher import record_from_now, waiting
 from ncclscope_patches.probes.noting import put_noting
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.probes.recording import NOBODY
 
 __all__ = ["DdpNote"]
@@ -30,7 +30,7 @@ _CALLER = 2
 """Frames from a hook to the caller of the function that it guards."""
 
 
-class DdpNote(Patch):
+class DdpNote(Note):
     """Notes modules on groups of two ranks or more, and their phases.
 
     The phases are activities: ``ddp_init`` (the constructor, which compares and broadcasts
@@ -42,8 +42,6 @@ class DdpNote(Patch):
 
     name = "ddp"
     target = "torch.nn.parallel.distributed"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["DynamoSkip"]
 
 _PACKAGES = ("ncclscope", "ncclscope_patches")
 
 
-class DynamoSkip(Patch):
+class DynamoSkip(Note):
     """Adds ncclscope's packages to those that Dynamo does not trace."""
 
     name = "dynamo"
     target = "torch._dynamo.trace_rules"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def install(self, module: Any) -> None:
         for package in _PACKAGES:

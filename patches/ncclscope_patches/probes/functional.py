@@ -52,7 +52,6 @@ class FunctionalProbe(Patch):
 
     name = "functional"
     target = "torch.distributed._functional_collectives"
-    supports = "torch 2.6 to 2.15"
 
     def install(self, module: Any) -> None:
         operators = module.torch.ops

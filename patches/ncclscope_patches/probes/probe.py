@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from ncclscope.errors import DivergenceError
 from ncclscope.tracing import callsite, coverage, session
 
-__all__ = ["After", "Before", "Patch"]
+__all__ = ["After", "Before", "Note", "Patch"]
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """Called with a call's arguments before it runs; return a token or None."""
@@ -29,6 +29,17 @@ After = Callable[[Any, Any], None]
 _MARK = "__ncclscope_patch__"
 
 callsite.add_plumbing(os.path.dirname(os.path.dirname(__file__)))
+
+
+_SUPPORTED = {
+    "deepspeed": "deepspeed 0.16 to 0.19",
+    "megatron": "megatron-core 0.16",
+    "ray": "ray 2",
+    "sglang": "sglang 0.5.23",
+    "torch": "torch 2.6 to 2.15",
+    "vllm": "vllm 0.26 to 0.32",
+}
+"""Versions of a package that patches of it support, unless one names its own."""
 
 
 class Patch:
@@ -46,6 +57,11 @@ class Patch:
     target: ClassVar[str] = ""
     supports: ClassVar[str] = ""
     records: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        package = cls.target.partition(".")[0]
+        if "supports" not in vars(cls) and package in _SUPPORTED:
+            cls.supports = _SUPPORTED[package]
 
     def __init__(self) -> None:
         self.active = False
@@ -291,6 +307,12 @@ class Patch:
                     patch.fail(error)
 
         return _dressed(guarded, function)
+
+
+class Note(Patch):
+    """A patch that records no calls of its own, so that its state is no part of the coverage."""
+
+    records = False
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

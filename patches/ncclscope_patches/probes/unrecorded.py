@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ncclscope.tracing import coverage
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.from_cpp import dispatcher
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.probes.recording import NOBODY
 
 __all__ = [
@@ -34,7 +34,7 @@ _RECORDED_USERS = "vllm.distributed.device_communicators."
 """Modules whose use of symmetric memory is recorded by :mod:`ncclscope_patches.vllm.kernels`."""
 
 
-class _Note(Patch):
+class _Note(Note):
     """Notes the first use of a communication path.
 
     Attributes:
@@ -43,7 +43,6 @@ class _Note(Patch):
         functions: Functions with which the use begins; ``Class.method`` for methods.
     """
 
-    records = False
     kind: ClassVar[str]
     text: ClassVar[str]
     functions: ClassVar[tuple[str, ...]] = ()
@@ -66,7 +65,6 @@ class CompiledNote(_Note):
 
     name = "compiled"
     target = "torch._inductor.codecache"
-    supports = "torch 2.6 to 2.15"
     kind = "compiled"
     text = "graphs compiled with a C++ wrapper enqueue their collectives from C++"
     functions = ("CppWrapperCodeCache.load_pybinding_async", "CppWrapperCodeCache.load_pybinding")
@@ -84,7 +82,6 @@ class RpcNote(_Note):
 
     name = "rpc"
     target = "torch.distributed.rpc"
-    supports = "torch 2.6 to 2.15"
     kind = "rpc"
     text = "remote calls of torch.distributed.rpc are not recorded"
     functions = ("init_rpc",)
@@ -95,7 +92,6 @@ class SymmetricMemoryNote(_Note):
 
     name = "symmetric_memory"
     target = "torch.distributed._symmetric_memory"
-    supports = "torch 2.6 to 2.15"
     kind = "symmetric_memory"
     text = "kernels on torch's symmetric memory wait for peers without a collective"
     functions = ("rendezvous",)
@@ -125,7 +121,6 @@ class RayGroupNote(CupyNote):
 
     name = "ray_collective"
     target = "ray.util.collective.collective_group.nccl_collective_group"
-    supports = "ray 2"
     functions = ("NCCLGroup.__init__",)
 
 
@@ -134,7 +129,6 @@ class RayNcclNote(CupyNote):
 
     name = "ray_channel"
     target = "ray.experimental.channel.nccl_group"
-    supports = "ray 2"
     functions = ("_NcclGroup.__init__",)
 
 

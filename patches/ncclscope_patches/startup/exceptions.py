@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ncclscope.tracing.exceptions import note_here, note_traced
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.startup.timeouts import explain_timeout
 
 __all__ = [
@@ -22,9 +22,8 @@ __all__ = [
 ]
 
 
-class _ErrorNote(Patch):
+class _ErrorNote(Note):
     supports = "Python 3.10 or later"
-    records = False
 
 
 class MainErrorNote(_ErrorNote):
@@ -55,7 +54,6 @@ class C10dErrorNote(_ErrorNote):
 
     name = "c10d_errors"
     target = "torch.distributed.c10d_logger"
-    supports = "torch 2.6 to 2.15"
 
     def install(self, module: Any) -> None:
         self.replace(module, "_get_msg_dict", _failed)

@@ -13,14 +13,14 @@ from ncclscope.model.activities import COMM_INIT, INIT
 from ncclscope.tracing import callsite, session
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["CommInitNote", "InitNote", "comm_size"]
 
 _NAME = "init_process_group"
 
 
-class InitNote(Patch):
+class InitNote(Note):
     """Notes when ``init_process_group`` begins and ends, with rank, world size and timeout.
 
     The ring exists from the beginning on, so that a rank that gets no further has one.
@@ -28,8 +28,6 @@ class InitNote(Patch):
 
     name = "init_process_group"
     target = "torch.distributed.distributed_c10d"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,13 +67,11 @@ class InitNote(Patch):
         return enter
 
 
-class CommInitNote(Patch):
+class CommInitNote(Note):
     """Notes when vLLM's ``ncclCommInitRank`` begins and ends."""
 
     name = "nccl_comm_init"
     target = "vllm.distributed.device_communicators.pynccl_wrapper"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         put_noting(self, module.NCCLLibrary, "ncclCommInitRank", COMM_INIT, comm_size)

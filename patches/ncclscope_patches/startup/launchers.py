@@ -8,7 +8,7 @@ from typing import Any
 
 from ncclscope import settings
 from ncclscope.tracing.launchers import record_ends
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["TorchrunNote"]
 
@@ -16,13 +16,11 @@ _AT_ONCE = 20.0
 """Seconds within which torchrun does not kill the ranks that it has asked to end."""
 
 
-class TorchrunNote(Patch):
+class TorchrunNote(Note):
     """Notes ranks that have failed when torchrun begins to end the others."""
 
     name = "torchrun"
     target = "torch.distributed.elastic.multiprocessing.api"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclscope.model.activities import AGAIN_NS, STORE_PLACE, STORE_SET, STORE_WAIT
 from ncclscope.tracing.notes import Notes, Phase, leave
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["StoreNote"]
 
@@ -23,13 +23,11 @@ _SETTING = ("set", "add", "compare_set")
 _TCP_STORE = ("host_name", "port", "world_size", "is_master", "timeout")
 
 
-class StoreNote(Patch):
+class StoreNote(Note):
     """Notes blocking calls on stores, the newest key that the process has set, and connecting."""
 
     name = "store"
     target = "torch.distributed.distributed_c10d"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def __init__(self) -> None:
         super().__init__()

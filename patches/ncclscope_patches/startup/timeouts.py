@@ -17,7 +17,7 @@ from typing import Any
 from ncclscope import settings
 from ncclscope.dump_files import dump_files, stamp
 from ncclscope.explanation import explain, explain_to
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["AbortHook", "explain_timeout"]
 
@@ -36,7 +36,7 @@ def explain_timeout(error: BaseException) -> None:
             _explain()
 
 
-class AbortHook(Patch):
+class AbortHook(Note):
     """Prints the verdict before torch's NCCL watchdog aborts a process.
 
     The watchdog throws in a thread of C++, so that no exception reaches Python. torch 2.15 calls
@@ -46,8 +46,6 @@ class AbortHook(Patch):
 
     name = "torch_abort_hook"
     target = "torch.distributed.distributed_c10d"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,15 +8,14 @@ from typing import Any
 from ncclscope.model.activities import COMPILE, LOAD
 from ncclscope.tracing import callsite
 from ncclscope.tracing.notes import Notes, Phase, leave
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"]
 
 
-class _Work(Patch):
+class _Work(Note):
     """Notes one function of a module."""
 
-    records = False
     activity = LOAD
     text = ""
     function = ""
@@ -65,7 +64,6 @@ class CompileNote(_Work):
 
     name = "compile"
     target = "torch._dynamo.convert_frame"
-    supports = "torch 2.6 to 2.15"
     activity = COMPILE
     text = "torch.compile"
     function = "_compile"
@@ -83,7 +81,6 @@ class TorchLoadNote(_Work):
 
     name = "torch_load"
     target = "torch.serialization"
-    supports = "torch 2.6 to 2.15"
     text = "torch.load"
 
     def install(self, module: Any) -> None:
@@ -108,7 +105,6 @@ class ModelLoadNote(_Work):
 
     name = "vllm_model_load"
     target = "vllm.model_executor.model_loader.base_loader"
-    supports = "vllm 0.26 to 0.32"
     text = "vLLM's model loader"
 
     def install(self, module: Any) -> None:

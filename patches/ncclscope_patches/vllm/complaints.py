@@ -16,7 +16,7 @@ from ncclscope import settings
 from ncclscope.explanation import explain_to
 from ncclscope.model.activities import WORKER_DIED
 from ncclscope.tracing.notes import Notes
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note, Patch
 
 __all__ = ["VllmComplaints"]
 
@@ -34,13 +34,11 @@ _WORKER = re.compile(r"VllmWorker-(\d+)$")
 _deaths = Notes(WORKER_DIED)
 
 
-class VllmComplaints(Patch):
+class VllmComplaints(Note):
     """Prints the verdict after vLLM's first complaint about a hang."""
 
     name = "vllm_complaints"
     target = "vllm.logger"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any
 
 from ncclscope.tracing import session
 from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.probes.recording import NOBODY, Handle
 
 __all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames", "name_groups"]
@@ -21,7 +21,7 @@ _LABELS = ("tp", "pp", "dp", "ep", "pcp", "dcp")
 _GROUPS = (*_LABELS, "etp", "eplb", "engram_dp")
 
 
-class VllmCommunicatorNames(Patch):
+class VllmCommunicatorNames(Note):
     """Labels a group's communicators before its device communicator connects.
 
     A rank may hang while connecting, and the labels should be in the ring by then.
@@ -29,8 +29,6 @@ class VllmCommunicatorNames(Patch):
 
     name = "vllm_communicators"
     target = "vllm.distributed.device_communicators.base_device_communicator"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         def made(token: Any, _result: Any) -> None:
@@ -40,13 +38,11 @@ class VllmCommunicatorNames(Patch):
         self.replace(module.DeviceCommunicatorBase, "__init__", after=made)
 
 
-class VllmGroupNames(Patch):
+class VllmGroupNames(Note):
     """Labels a group's communicators once all exist, and describes the worker."""
 
     name = "vllm_groups"
     target = "vllm.distributed.parallel_state"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         coordinator = module.GroupCoordinator
@@ -55,7 +51,7 @@ class VllmGroupNames(Patch):
         self.replace(module, "initialize_model_parallel", after=lambda *_: _describe_worker(module))
 
 
-class VllmEngineNames(Patch):
+class VllmEngineNames(Note):
     """Marks a process as an engine core, and labels the group of engines.
 
     Only the engines of a data-parallel deployment have such a group. They are not ranks, unless an
@@ -64,8 +60,6 @@ class VllmEngineNames(Patch):
 
     name = "vllm_engines"
     target = "vllm.v1.engine.core"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         def begins(args: tuple[Any, ...], _kwargs: Any) -> None:

@@ -19,7 +19,7 @@ from ncclscope.tracing import coverage
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.device_streams import Place, of_tensor
 from ncclscope_patches.probes.posting import ALWAYS_SUM, Read, plan, put_posting
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note, Patch
 from ncclscope_patches.probes.recording import Handles
 
 __all__ = ["CustomProbe", "FlashInferProbe", "FusionNote", "QuickProbe", "SymmMemProbe"]
@@ -51,7 +51,6 @@ class _KernelProbe(Patch):
         methods: Operation and parameter name of each method, by the method's name.
     """
 
-    supports = "vllm 0.26 to 0.32"
     owner: ClassVar[str]
     backend: ClassVar[str]
     methods: ClassVar[dict[str, tuple[str, str]]]
@@ -155,7 +154,7 @@ class FlashInferProbe(_KernelProbe):
     methods: ClassVar[dict[str, tuple[str, str]]] = {"all_reduce": ("all_reduce", "input_tensor")}
 
 
-class FusionNote(Patch):
+class FusionNote(Note):
     """Notes that a compiler pass may have fused all-reduces with what follows them.
 
     Compiled code calls such a kernel without a method of a communicator. The pass is visible, but
@@ -164,8 +163,6 @@ class FusionNote(Patch):
 
     name = "fused_all_reduce"
     target = "vllm.compilation.passes.fusion.allreduce_rms_fusion"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         def made(token: Any, _result: Any) -> None:

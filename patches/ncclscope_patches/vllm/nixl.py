@@ -6,18 +6,17 @@ import time
 from typing import Any
 
 from ncclscope.tracing import transfers
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["NixlReads", "NixlTransfers"]
 
 
-class NixlTransfers(Patch):
+class NixlTransfers(Note):
     """Adds phases, deadlines and reasons to the transfers of vLLM's NIXL connectors."""
 
     name = "vllm_nixl"
     target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
     supports = "the NIXL connector of vllm 0.26 and later"
-    records = False
 
     def install(self, module: Any) -> None:
         worker = module.NixlBaseConnectorWorker
@@ -29,13 +28,12 @@ class NixlTransfers(Patch):
             self.replace(worker, "_sync_device_after_mamba_recv", _expired)
 
 
-class NixlReads(Patch):
+class NixlReads(Note):
     """Records when a worker begins to read another engine's blocks."""
 
     name = "vllm_nixl_reads"
     target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker"
     supports = "the NIXL connector of vllm 0.26 and later"
-    records = False
 
     def install(self, module: Any) -> None:
         self.replace(module.NixlPullConnectorWorker, "_read_blocks_for_req", _arguments, _reading)

@@ -38,7 +38,6 @@ session.on_reset(_shared.clear)
 class _PrepareFinalizeProbe(Patch):
     """Records both methods of one class, as ``dispatch`` and ``combine``."""
 
-    supports = "vllm 0.26 to 0.32"
     owner: ClassVar[str]
     backend: ClassVar[str]
 

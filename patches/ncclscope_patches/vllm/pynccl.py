@@ -42,7 +42,6 @@ class PyNcclProbe(Patch):
 
     name = "pynccl"
     target = "vllm.distributed.device_communicators.pynccl"
-    supports = "vllm 0.26 to 0.32"
 
     def __init__(self) -> None:
         super().__init__()

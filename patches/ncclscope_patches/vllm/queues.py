@@ -12,7 +12,7 @@ from typing import Any
 
 from ncclscope.tracing import session
 from ncclscope_patches.probes.noting import put_noting
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["WORK", "VllmQueues"]
 
@@ -28,13 +28,11 @@ _NOTHING = (None, 0)
 _FOR_WORK = (WORK, 0)
 
 
-class VllmQueues(Patch):
+class VllmQueues(Note):
     """Records when a process sends to a queue or waits for one."""
 
     name = "vllm_queues"
     target = "vllm.distributed.device_communicators.shm_broadcast"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         queue = module.MessageQueue

@@ -21,7 +21,6 @@ class VllmSteps(StepPatch):
 
     name = "vllm_steps"
     target = "vllm.v1.worker.gpu_worker"
-    supports = "vllm 0.26 to 0.32"
 
     def install(self, module: Any) -> None:
         for name, read in (

@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclscope.model import Transfer
 from ncclscope.tracing import session, transfers
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["VllmTransfers"]
 
@@ -22,13 +22,11 @@ ATTRIBUTE = "_ncclscope_engine"
 _LEASE_SECONDS = 30
 
 
-class VllmTransfers(Patch):
+class VllmTransfers(Note):
     """Wraps the methods of the connectors that vLLM's factory creates."""
 
     name = "vllm_transfers"
     target = "vllm.distributed.kv_transfer.kv_connector.factory"
-    supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
         factory = module.KVConnectorFactory

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ncclscope.tracing import callsite, session
-from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.probe import Note
 
 __all__ = ["BackwardNote", "watch"]
 
@@ -26,13 +26,11 @@ def watch() -> None:
         _note.watch()
 
 
-class BackwardNote(Patch):
+class BackwardNote(Note):
     """Guards autograd's engine, once a collective may be posted from its threads."""
 
     name = "backward"
     target = "torch.autograd"
-    supports = "torch 2.6 to 2.15"
-    records = False
 
     def install(self, module: Any) -> None:
         global _note

@@ -95,7 +95,6 @@ class DispatcherProbe(Patch):
 
     name = "dispatcher"
     target = "torch.distributed"
-    supports = "torch 2.6 to 2.15"
 
     def __init__(self) -> None:
         super().__init__()

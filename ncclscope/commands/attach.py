@@ -6,7 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
-from ncclscope.commands.options import add_json_option, add_seconds_option, print_json, say
+from ncclscope.commands.options import (
+    add_flag,
+    add_json_option,
+    add_seconds_option,
+    print_json,
+    say,
+)
 from ncclscope.errors import UsageError
 
 __all__ = ["AttachCommand"]
@@ -53,24 +59,18 @@ class AttachCommand:
             metavar="DIR",
             help="Write all evidence to DIR, for `ncclscope diagnose DIR` on any machine",
         )
-        parser.add_argument(
-            "--redact",
-            action="store_true",
-            help="Leave folders, command lines and environments out of DIR",
-        )
+        add_flag(parser, "--redact", "Leave folders, command lines and environments out of DIR")
         add_seconds_option(
             parser,
             "--gap",
             "Sample the processes for SECONDS (default: 2, extended to 10 while a late rank may "
             "still arrive); with 10 s or more, ranks that have not moved are reported as hung",
         )
-        parser.add_argument(
-            "--native", action="store_true", help="Read C frames and NCCL's threads with pystack"
-        )
-        parser.add_argument(
+        add_flag(parser, "--native", "Read C frames and NCCL's threads with pystack")
+        add_flag(
+            parser,
             "--flight-recorder",
-            action="store_true",
-            help="Request torch's Flight Recorder dumps, where the job is set up for them",
+            "Request torch's Flight Recorder dumps, where the job is set up for them",
         )
 
         parser.add_argument(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import add_json_option, add_stall_option, print_json
+from ncclscope.commands.options import add_flag, add_json_option, add_stall_option, print_json
 from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
@@ -42,13 +42,11 @@ class CheckCommand:
         parser.add_argument(
             "--baseline", type=Path, metavar="FILE", help="Compare with the sequence stored in FILE"
         )
-        parser.add_argument(
-            "--update", action="store_true", help="Store the run's sequence in the baseline"
-        )
-        parser.add_argument(
+        add_flag(parser, "--update", "Store the run's sequence in the baseline")
+        add_flag(
+            parser,
             "--ignore-shapes",
-            action="store_true",
-            help="Ignore tensor sizes; a baseline written with this option records it",
+            "Ignore tensor sizes; a baseline written with this option records it",
         )
         output = parser.add_mutually_exclusive_group()
         output.add_argument(

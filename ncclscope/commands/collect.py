@@ -53,9 +53,7 @@ class CollectCommand:
             help="Write to directory DIR, or to a URL",
         )
         where = parser.add_mutually_exclusive_group()
-        where.add_argument(
-            "--local", action="store_true", help="Collect from this node; -o - writes a tar.gz"
-        )
+        options.add_flag(where, "--local", "Collect from this node; -o - writes a tar.gz")
         where.add_argument(
             "--ssh", metavar="HOSTS", help="Collect by ssh from node1,user@node2, or from @FILE"
         )
@@ -67,9 +65,7 @@ class CollectCommand:
             metavar="PODS",
             help="Collect from pods with these labels, or from pod/NAME,pod/NAME",
         )
-        where.add_argument(
-            "--ray", action="store_true", help="Collect from each node of a Ray cluster"
-        )
+        options.add_flag(where, "--ray", "Collect from each node of a Ray cluster")
         timeout = "Timeout per node in seconds (default: 120)"
         options.add_seconds_option(parser, "--timeout", timeout, 120.0)
         parser.add_argument(
@@ -79,9 +75,7 @@ class CollectCommand:
             metavar="N",
             help="Collect from N nodes at the same time (default: 32)",
         )
-        parser.add_argument(
-            "--no-stacks", action="store_true", help="Collect files only; skip process stacks"
-        )
+        options.add_flag(parser, "--no-stacks", "Collect files only; skip process stacks")
         gap = "Sample stacks for SECONDS (default: 2 to 10, as `attach`)"
         options.add_seconds_option(parser, "--gap", gap)
         options.add_program_options(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.commands.options import add_json_option, print_json
+from ncclscope.commands.options import add_flag, add_json_option, print_json
 from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
@@ -39,7 +39,7 @@ class DiffCommand:
         parser.add_argument("a", metavar="A", help="Directory, file, or DIR#RANK")
         parser.add_argument("b", metavar="B", help="Directory, file, or DIR#RANK to compare with A")
         add_json_option(parser)
-        parser.add_argument("--ignore-shapes", action="store_true", help="Ignore tensor sizes")
+        add_flag(parser, "--ignore-shapes", "Ignore tensor sizes")
         parser.add_argument(
             "-U",
             "--unified",

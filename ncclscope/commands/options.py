@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ncclscope.collect.programs import ProgramNode
 
 __all__ = [
+    "add_flag",
     "add_hang_options",
     "add_host_options",
     "add_json_option",
@@ -36,11 +37,14 @@ __all__ = [
 ]
 
 
+def add_flag(parser: argparse._ActionsContainer, name: str, help: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=help)
+
+
 def add_json_option(parser: argparse._ActionsContainer, what: str = "result") -> None:
     """Add ``--json``; ``what`` names the content of the document."""
-    parser.add_argument(
-        "--json", action="store_true", help=f"Print the {what} as one JSON document on stdout"
-    )
+    add_flag(parser, "--json", f"Print the {what} as one JSON document on stdout")
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -128,7 +132,7 @@ def add_ray_options(
         help: Description of ``--ray``.
         where: Group of options of which only one may be given; it gets ``--ray``.
     """
-    (where or parser).add_argument("--ray", action="store_true", help=help)
+    add_flag(where or parser, "--ray", help)
     add_ray_address_option(parser)
 
 
@@ -169,7 +173,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
         parser, "Start ncclscope on a host by CMD (default: the one that runs here)"
     )
     # What runs on a host: it serves on stdin and stdout.
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    add_flag(parser, "--serve", argparse.SUPPRESS)
 
 
 def add_program_options(parser: argparse.ArgumentParser, help: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ncclscope.commands.options import add_json_option, add_stall_options, print_json
+from ncclscope.commands.options import add_flag, add_json_option, add_stall_options, print_json
 from ncclscope.errors import UsageError, os_reason
 from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
@@ -42,11 +42,7 @@ class ReportCommand:
             metavar="FILE",
             help="Write the page to FILE; - for stdout (default: ncclscope-report.html)",
         )
-        parser.add_argument(
-            "--redact",
-            action="store_true",
-            help="Leave out folders, command lines and environments",
-        )
+        add_flag(parser, "--redact", "Leave out folders, command lines and environments")
         add_json_option(parser, "file's name and the status")
         add_stall_options(parser)
 

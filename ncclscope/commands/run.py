@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ncclscope.commands.explainer import Explainer
 from ncclscope.commands.launchers import launcher_name
-from ncclscope.commands.options import add_hang_options, add_seconds_option, say
+from ncclscope.commands.options import add_flag, add_hang_options, add_seconds_option, say
 from ncclscope.errors import UsageError, os_reason
 from ncclscope.model.metadata import LAUNCHER
 from ncclscope.native import profiler
@@ -50,10 +50,10 @@ class RunCommand:
             metavar="DIR",
             help="Write the rings to DIR (default: a new directory in /dev/shm)",
         )
-        parser.add_argument(
+        add_flag(
+            parser,
             "--no-explain",
-            action="store_true",
-            help="Do not watch the program; by default a first divergence or hang is explained "
+            "Do not watch the program; by default a first divergence or hang is explained "
             "on stderr, and the program goes on",
         )
         hang = "Explain a hang after SECONDS without progress inside a collective"

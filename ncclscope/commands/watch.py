@@ -74,22 +74,18 @@ class WatchCommand:
             help="Directory of the rings; it may appear later (default: $NCCLSCOPE_DIR). Several "
             "are watched as one system, such as prefill and decode servers",
         )
-        parser.add_argument("--once", action="store_true", help="Print one verdict and exit")
-        parser.add_argument(
-            "--json",
-            action="store_true",
-            help="Print one JSON document per line, whenever the status changes",
+        options.add_flag(parser, "--once", "Print one verdict and exit")
+        options.add_flag(
+            parser, "--json", "Print one JSON document per line, whenever the status changes"
         )
-        parser.add_argument(
+        options.add_flag(
+            parser,
             "--until-divergence",
-            action="store_true",
-            help="Exit with status 1 at the first divergence or hang, else --stall seconds after "
+            "Exit with status 1 at the first divergence or hang, else --stall seconds after "
             "all processes have ended, with the status of their records",
         )
-        parser.add_argument(
-            "--plain",
-            action="store_true",
-            help="Print a line whenever the status changes, even on a terminal",
+        options.add_flag(
+            parser, "--plain", "Print a line whenever the status changes, even on a terminal"
         )
         hang = "Report a hang after SECONDS without progress inside a collective (default: 10)"
         options.add_seconds_option(parser, "--stall", hang, 10.0)
@@ -102,16 +98,16 @@ class WatchCommand:
             help="At a divergence or hang, save rings and verdict to a new folder in DIR",
         )
         options.add_hang_options(parser)
-        parser.add_argument(
+        options.add_flag(
+            parser,
             "--kill",
-            action="store_true",
-            help="At a divergence or hang, end the workers with SIGKILL, so that their supervisor "
+            "At a divergence or hang, end the workers with SIGKILL, so that their supervisor "
             "restarts them",
         )
-        parser.add_argument(
+        options.add_flag(
+            parser,
             "--explain",
-            action="store_true",
-            help="At a divergence or hang, print the whole verdict on stderr, and nothing else",
+            "At a divergence or hang, print the whole verdict on stderr, and nothing else",
         )
         parser.add_argument("--while-pid", type=int, help=argparse.SUPPRESS)  # for ncclscope run
         parser.add_argument(

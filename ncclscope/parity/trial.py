@@ -87,41 +87,29 @@ class Settings:
                 raise UsageError(f"collective_parity: {name} must be more than 0")
 
 
+@dataclass
 class Trial:
     """Runs functions under one test's settings.
 
-    Args:
+    Attributes:
         settings: Settings of the test.
         folder: Directory of a relative baseline.
+        verdict_screen: Returns a verdict as text.
+        baseline_screen: Returns the comparison of a run with its baseline as text.
         traced: Whether to record and compare calls; untraced functions run in as many processes.
         update: Whether to store the sequence in the baseline.
         keep: Directory for the rings of a failure; None to discard them.
-        verdict_screen: Returns a verdict as text.
-        baseline_screen: Returns the comparison of a run with its baseline as text.
-
-    Attributes:
         report: Result of the last run; None if it was untraced or failed before the check.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        folder: Path,
-        *,
-        traced: bool = True,
-        update: bool = False,
-        keep: Path | None = None,
-        verdict_screen: Callable[[Verdict], str],
-        baseline_screen: Callable[[Report], str],
-    ) -> None:
-        self.settings = settings
-        self.folder = folder
-        self.traced = traced
-        self.update = update
-        self.keep = keep
-        self._verdict_screen = verdict_screen
-        self._baseline_screen = baseline_screen
-        self.report: Report | None = None
+    settings: Settings
+    folder: Path
+    verdict_screen: Callable[[Verdict], str]
+    baseline_screen: Callable[[Report], str]
+    traced: bool = True
+    update: bool = False
+    keep: Path | None = None
+    report: Report | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Call ``function(rank, ...)`` on each rank.
@@ -211,11 +199,11 @@ class Trial:
                 parts.append(
                     f"All {plural(self.settings.ranks, 'rank')} returned, but they do not agree."
                 )
-            parts.append(self._verdict_screen(report.verdict))
+            parts.append(self.verdict_screen(report.verdict))
         elif outcome.ending == "finished" and not report.agree:
             parts.append(f"No ring was left by {ranks_text(report.verdict.run.missing)}.")
         if report.outcome == "differs":
-            screen = self._baseline_screen(report)
+            screen = self.baseline_screen(report)
             parts.append(screen.replace("with --update.", "with pytest --ncclscope-update."))
         return parts
 

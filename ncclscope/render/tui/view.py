@@ -143,18 +143,19 @@ class LiveView(Output):
         console.print(render_poll(poll, width, height - 2, " ".join(self._watcher.sources)))
 
 
-class _StderrCapture:
-    """Captures stderr while the live view is shown: as events, and printed at the end."""
+class _StderrCapture(io.TextIOBase):
+    """Stands for stderr while the live view is shown: lines are events, and printed at the end."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._stderr: TextIO | None = None
         self._kept: list[str] = []
+        self._rest = ""
 
     def begin(self) -> None:
         """Replace ``sys.stderr`` if it is a terminal."""
         if sys.stderr is not None and sys.stderr.isatty():
-            self._stderr, sys.stderr = sys.stderr, _Lines(self)
+            self._stderr, sys.stderr, self._rest = sys.stderr, self, ""
 
     def end(self) -> None:
         """Restore ``sys.stderr`` and print the captured text."""
@@ -174,24 +175,12 @@ class _StderrCapture:
             with contextlib.suppress(OSError, ValueError):
                 print(text, end="", file=sys.stderr, flush=True)
 
-    def receive(self, line: str) -> None:
-        """Add a printed line to the events, and keep it."""
-        self._events.add(line.removeprefix("ncclscope: "), "yellow")
-        self.keep(f"{line}\n")
-
-
-class _Lines(io.TextIOBase):
-    """Text stream that passes complete lines on."""
-
-    def __init__(self, snapshot: _StderrCapture) -> None:
-        self._capture = snapshot
-        self._rest = ""
-
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, lines):
-            self._capture.receive(line)
+            self._events.add(line.removeprefix("ncclscope: "), "yellow")
+            self.keep(f"{line}\n")
         return len(text)

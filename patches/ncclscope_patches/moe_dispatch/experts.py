@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -11,6 +12,7 @@ from ncclscope_patches.moe_dispatch.strategies import Dispatched
 __all__ = ["LocalExperts"]
 
 
+@dataclass(eq=False)
 class LocalExperts:
     """Applies this rank's experts to the rows routed to them.
 
@@ -22,13 +24,8 @@ class LocalExperts:
             hidden states, and their rows of the extra tensors.
     """
 
-    def __init__(
-        self,
-        owned: range,
-        compute: Callable[[int, torch.Tensor, tuple[torch.Tensor, ...]], torch.Tensor],
-    ) -> None:
-        self.owned = owned
-        self.compute = compute
+    owned: range
+    compute: Callable[[int, torch.Tensor, tuple[torch.Tensor, ...]], torch.Tensor]
 
     def __call__(self, sent: Dispatched) -> torch.Tensor:
         """Return the output, ``[rows, hidden]``, with the dtype of the hidden states."""

@@ -5,6 +5,8 @@ No function here synchronises with the device, and all of them can be captured i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ncclscope.errors import UsageError
@@ -145,6 +147,7 @@ class CaptureBuffer:
         self.end()
 
 
+@dataclass(slots=True, eq=False)
 class LayerCapture:
     """One layer's part of a buffer.
 
@@ -153,11 +156,8 @@ class LayerCapture:
         number: Number of the layer, from 0, among the model's layers that route tokens.
     """
 
-    __slots__ = ("buffer", "number")
-
-    def __init__(self, buffer: CaptureBuffer, number: int) -> None:
-        self.buffer = buffer
-        self.number = number
+    buffer: CaptureBuffer
+    number: int
 
     def __call__(self, topk_ids: torch.Tensor, first: int = 0) -> None:
         """Store the router's choices, inside the forward pass.

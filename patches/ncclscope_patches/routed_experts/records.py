@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,39 +15,30 @@ from ncclscope_patches.routed_experts.slots import Page
 __all__ = ["Record", "Ticket"]
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """The destination of one scheduled step's rows, whatever happens to the request meanwhile.
 
     Attributes:
         request: Id of the request.
-        position: Position in the request of the first row.
-        count: Number of scheduled rows.
-
-    Args:
-        request: Id of the request.
-        pages: Its pages of the KV cache, one a block; the list grows with the request.
+        pages: Its pages of the KV cache, one a block. Pages are only appended to this list; a
+            preempted request starts a new list.
         block_size: Rows of a block.
         position: Position in the request of the first row.
         count: Number of scheduled rows.
     """
 
-    __slots__ = ("_block_size", "_pages", "count", "position", "request")
-
-    def __init__(
-        self, request: str, pages: list[Page], block_size: int, position: int, count: int
-    ) -> None:
-        self.request = request
-        self.position = position
-        self.count = count
-        # Pages are only appended to this list; a preempted request starts a new list.
-        self._pages = pages
-        self._block_size = block_size
+    request: str
+    pages: list[Page]
+    block_size: int
+    position: int
+    count: int
 
     def lose(self) -> None:
         """Note that the routing of its tokens will not come."""
-        size = self._block_size
+        size = self.block_size
         end = -(-(self.position + self.count) // size)
-        for page in self._pages[self.position // size : end]:
+        for page in self.pages[self.position // size : end]:
             page.lost = True
 
     def write(self, position: int, ids: Ids, missing: Mask | None) -> None:
@@ -60,10 +52,10 @@ class Ticket:
         Raises:
             UsageError: The request has no blocks for them.
         """
-        size = self._block_size
-        if position < 0 or position + len(ids) > len(self._pages) * size:
+        size = self.block_size
+        if position < 0 or position + len(ids) > len(self.pages) * size:
             raise UsageError(
-                f"request {self.request!r} has {len(self._pages)} blocks of {size} tokens, "
+                f"request {self.request!r} has {len(self.pages)} blocks of {size} tokens, "
                 f"none for its {len(ids)} tokens from token {position} on"
             )
         done = 0
@@ -71,7 +63,7 @@ class Ticket:
             number, offset = divmod(position + done, size)
             part = slice(done, done + size - offset)
             holes = None if missing is None else missing[part]
-            self._pages[number].write(offset, ids[part], holes)
+            self.pages[number].write(offset, ids[part], holes)
             done += size - offset
 
 

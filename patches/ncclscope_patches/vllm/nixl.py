@@ -43,14 +43,7 @@ def _reading(token: Any, _result: Any) -> None:
     args, kwargs = token
     worker, request = args[0], args[1] if len(args) > 1 else kwargs["req_id"]
     if request in worker._recving_transfers:
-        _change("recv", request, phase="read")
-
-
-def _change(direction: str, request: str, **changes: Any) -> None:
-    """Change what the ring says of a transfer, if it records transfers."""
-    table = transfers.table()
-    if table is not None:
-        table.change(direction, request, **changes)
+        transfers.change("recv", request, phase="read")
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,7 +52,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _handshake(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Record that a transfer waits until its engines know each other."""
-    _change("recv", args[1] if len(args) > 1 else kwargs["req_id"], phase="handshake")
+    transfers.change("recv", args[1] if len(args) > 1 else kwargs["req_id"], phase="handshake")
 
 
 def _failure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -71,7 +64,7 @@ def _failure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         return
     kind = str(given["failure_type"])
     why = "" if error is None else f" ({_reason(error)})"
-    _change("recv", request, state="failed", phase=f"{kind}{why}")
+    transfers.change("recv", request, state="failed", phase=f"{kind}{why}")
 
 
 def _reason(error: BaseException) -> str:
@@ -94,7 +87,7 @@ def _extended(token: Any, _result: Any) -> None:
         expires = worker._reqs_to_send.get(request)
         if expires is not None:
             deadline = now + int((expires - clock) * 1e9)
-            _change("send", request, phase="asked for", deadline_ns=deadline)
+            transfers.change("send", request, phase="asked for", deadline_ns=deadline)
 
 
 def _expired(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -102,4 +95,4 @@ def _expired(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     now = time.perf_counter()
     leases = args[0]._reqs_to_send.items()
     for request in [request for request, expires in leases if now >= expires]:
-        _change("send", request, state="expired", phase="lease over")
+        transfers.change("send", request, state="expired", phase="lease over")

@@ -94,7 +94,8 @@ class _Engine:
         parts = [part.get("kv_connector") for part in _parts(config)]
         self.leases = any(str(name).startswith("Nixl") for name in (self.connector, *parts))
         """Whether the connector frees blocks that nobody pulls, after a lease."""
-        for settings in (config.kv_connector_extra_config, *map(_extra, _parts(config))):
+        extras = [part.get("kv_connector_extra_config") for part in _parts(config)]
+        for settings in (config.kv_connector_extra_config, *extras):
             self.lease = int((settings or {}).get("kv_lease_duration", self.lease))
 
     def about(self) -> dict[str, Any]:
@@ -112,10 +113,6 @@ def _parts(config: Any) -> list[dict[str, Any]]:
     """Return the settings of the connectors that a MultiConnector consists of."""
     found = (config.kv_connector_extra_config or {}).get("connectors")
     return [one for one in found or () if isinstance(one, dict)]
-
-
-def _extra(settings: Mapping[str, Any]) -> Any:
-    return settings.get("kv_connector_extra_config")
 
 
 def _block_bytes(caches: Any) -> int:
@@ -145,29 +142,27 @@ def _matched(token: tuple[Any, Any], result: Any) -> None:
     """Record that a request may load blocks, and waits for free ones to load them into."""
     connector, request = token
     count, later = result
-    table = transfers.table()
-    if table is None or not count or not later:
+    if not count or not later:
         return
-    known = table.find("recv", request.request_id)
+    known = transfers.find("recv", request.request_id)
     if known is None:
         given = request.kv_transfer_params or {}
         _expect(getattr(connector, ATTRIBUTE), request.request_id, given, phase="blocks")
     elif known.phase == "queued":
-        table.change("recv", request.request_id, phase="blocks")
+        transfers.change("recv", request.request_id, phase="blocks")
 
 
 def _allocated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Record that a request has blocks to load into, and that the workers are asked to."""
     request = args[1] if len(args) > 1 else kwargs["request"]
     tokens = args[3] if len(args) > 3 else kwargs["num_external_tokens"]
-    table = transfers.table()
-    known = None if table is None else table.find("recv", request.request_id)
-    if table is None or known is None or known.state != "waiting":
+    known = transfers.find("recv", request.request_id)
+    if known is None or known.state != "waiting":
         return
     if tokens:
-        table.change("recv", request.request_id, state="started", phase="pull")
+        transfers.change("recv", request.request_id, state="started", phase="pull")
     else:  # all of it is in the own cache
-        table.change("recv", request.request_id, state="completed", phase="cached")
+        transfers.change("recv", request.request_id, state="completed", phase="cached")
 
 
 def _reported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -180,11 +175,8 @@ def _reported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def _finished(token: tuple[Any, Any], result: Any) -> None:
     """Record that a finished request's blocks are kept for another engine, or that one gave up."""
     connector, request = token
-    table = transfers.table()
-    if table is None:
-        return
     number = request.request_id
-    table.change("recv", number, state="failed", phase="aborted")
+    transfers.change("recv", number, state="failed", phase="aborted")
     kept, answer = result
     if not kept:
         return
@@ -225,14 +217,11 @@ def _remote_params(remote: Any) -> dict[str, Any]:
 
 
 def _hold(engine: _Engine, held: Mapping[str, Any], clock: float) -> None:
-    table = transfers.table()
-    if table is None:
-        return
     now = time.time_ns()
     for number, expires in held.items():
         seconds = expires - clock if clock and isinstance(expires, float) else 0.0
         deadline = now + int(seconds * 1e9) if seconds > 0 else 0
-        known = table.find("send", number)
+        known = transfers.find("send", number)
         if known is None or known.ended:
             _put(engine, "send", number, {}, phase="held", deadline_ns=deadline)
 
@@ -270,11 +259,8 @@ def _put(
         given: What is known of the other end.
         **how: Further attributes of the :class:`Transfer`.
     """
-    table = transfers.table()
-    if table is None:
-        return
     blocks = _count(given.get("remote_block_ids"))
-    table.put(
+    transfers.put(
         Transfer(
             id=_shared_id(given, number),
             engine=engine.id,
@@ -292,19 +278,14 @@ def _put(
 def _end(
     sent: Iterable[str] | None, received: Iterable[str] | None, failed: Iterable[str] | None
 ) -> None:
-    if not (sent or received or failed):
-        return
-    table = transfers.table()
-    if table is None:
-        return
     for number in failed or ():
-        known = table.find("recv", number)
+        known = transfers.find("recv", number)
         why = known.phase if known is not None and known.phase.endswith("failed") else "failed"
-        table.change("recv", number, state="failed", phase=why)
+        transfers.change("recv", number, state="failed", phase=why)
     for number in received or ():
-        table.change("recv", number, state="completed", phase="done")
+        transfers.change("recv", number, state="completed", phase="done")
     for number in sent or ():
-        table.change("send", number, state="completed", phase="done")
+        transfers.change("send", number, state="completed", phase="done")
 
 
 def _shared_id(given: Mapping[str, Any], number: str) -> str:

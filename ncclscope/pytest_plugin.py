@@ -209,7 +209,7 @@ def _settings(item: pytest.Item) -> Settings:
 def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Trial:
     from ncclscope.parity.trial import Trial
     from ncclscope.render.console.parity import render_baseline_part
-    from ncclscope.render.console.plain import plain_text
+    from ncclscope.render.console.terminal import plain_text
     from ncclscope.render.console.verdict import render_verdict
 
     width = min(max(config.get_terminal_writer().fullwidth, _NARROWEST), _WIDEST)

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
-from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError, os_reason
+from ncclscope.collect.commands import own_command, urls
+from ncclscope.collect.urls import is_url
+from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError, os_reason
 from ncclscope.private import make_private
 from ncclscope.readers.nodes import node_notes
 from ncclscope.untrusted import printable
 
-__all__ = ["Delivery", "Node", "NodeStream", "collect", "make_target"]
+__all__ = ["Delivery", "Node", "NodeStream", "collect", "local_paths", "make_target"]
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 _LONGEST_REASON = 300
+_URL_SECONDS = 600.0
+_URLS_AT_ONCE = 4
 
 
 class NodeStream(Protocol):
@@ -143,6 +148,25 @@ def collect(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return [found[number] for number in range(len(nodes))]
+
+
+@contextmanager
+def local_paths(paths: Sequence[str]) -> Iterator[list[str]]:
+    """Yield `paths` with a directory of copies in place of each URL; it lasts for the block.
+
+    Raises:
+        InputError: A URL cannot be read.
+    """
+    given = [path for path in paths if is_url(path)]
+    if not given:
+        yield list(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="ncclscope-") as folder:
+        nodes = urls(given, own_command())
+        for one in collect(nodes, Path(folder), timeout=_URL_SECONDS, parallel=_URLS_AT_ONCE):
+            if one.status != "delivered":
+                raise InputError(one.reason.removeprefix("ncclscope: "))
+        yield [*(path for path in paths if not is_url(path)), folder]
 
 
 def _fetch(

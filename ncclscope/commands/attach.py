@@ -96,8 +96,7 @@ class AttachCommand:
         from ncclscope.attach.recorded import living_pids, named_directory
         from ncclscope.attach.session import Options, sample_job
         from ncclscope.render.console.attach import render_attach
-        from ncclscope.render.console.plain import plain_text
-        from ncclscope.render.console.terminal import stdout_console
+        from ncclscope.render.console.terminal import plain_text, stdout_console
         from ncclscope.render.console.verdict import print_screen
 
         gap = arguments.gap

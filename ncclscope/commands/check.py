@@ -96,8 +96,7 @@ def _seconds(text: str) -> float:
 def _print(report: Report, form: str) -> None:
     from ncclscope.parity.formats import github, junit
     from ncclscope.render.console.parity import render_baseline_part, render_report
-    from ncclscope.render.console.plain import plain_text
-    from ncclscope.render.console.terminal import stdout_console
+    from ncclscope.render.console.terminal import plain_text, stdout_console
     from ncclscope.render.console.verdict import render_verdict
 
     if form == "junit":

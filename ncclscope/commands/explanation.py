@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.errors import NcclscopeError
     from ncclscope.readers import open_run
-    from ncclscope.render.console.plain import plain_text
+    from ncclscope.render.console.terminal import plain_text
     from ncclscope.render.console.verdict import render_verdict
     from ncclscope.watch.watch import Watcher
 

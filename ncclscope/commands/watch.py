@@ -234,7 +234,7 @@ def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
 
 def _attach_screen(verdict: Verdict) -> str:
     from ncclscope.render.console.attach import render_attach
-    from ncclscope.render.console.plain import plain_text
+    from ncclscope.render.console.terminal import plain_text
 
     return plain_text(render_attach(verdict, 120), 120)
 

@@ -16,9 +16,9 @@ from ncclscope.export.intervals import (
     arguments_of,
     axis_of,
     gpu_moment,
+    open_target,
     rank_name,
 )
-from ncclscope.export.packing import open_target
 from ncclscope.model import Run
 
 __all__ = ["write_chrome"]

@@ -1,4 +1,4 @@
-"""Calls on a time axis.
+"""Calls on a time axis, for the formats that draw them.
 
 A record holds the time of posting only. So a call is drawn until the rank posts its next one on any
 communicator: in between the program was inside the call or after it. The last call of a rank on a
@@ -7,13 +7,17 @@ communicator has no end unless it is known to have completed.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, cast
 
 from ncclscope.analysis.wording import call_text, comm_text
 from ncclscope.model import Call, Rank, Run, State, Step
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.private import open_private
 
 __all__ = [
     "LAST_SIGN",
@@ -23,6 +27,7 @@ __all__ = [
     "arguments_of",
     "axis_of",
     "gpu_moment",
+    "open_target",
     "rank_name",
 ]
 
@@ -189,3 +194,17 @@ def arguments_of(call: Call) -> Mapping[str, Any]:
         known["replay"] = call.replay.number
         known["graph_call"] = call.replay.call
     return known
+
+
+@contextmanager
+def open_target(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing, with gzip if the name ends with ``.gz``.
+
+    Equal contents give equal files: the header holds neither time nor name.
+    """
+    with open_private(file) as raw:
+        if file.suffix != ".gz":
+            yield raw
+            return
+        with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
+            yield cast("IO[bytes]", packed)

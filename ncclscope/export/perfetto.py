@@ -26,9 +26,9 @@ from ncclscope.export.intervals import (
     arguments_of,
     axis_of,
     gpu_moment,
+    open_target,
     rank_name,
 )
-from ncclscope.export.packing import open_target
 from ncclscope.export.protobuf import bytes_field, fixed64_field, int_field, text_field
 from ncclscope.model import Rank, Run
 

@@ -19,7 +19,7 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, NcclscopeError
 from ncclscope.model import Run
 from ncclscope.render.console.attach import render_attach
-from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.terminal import plain_text
 from ncclscope.render.console.verdict import render_verdict
 from tests.fuzz.inputs import Answer, Input
 from tests.fuzz.jobs import calls_of, invented

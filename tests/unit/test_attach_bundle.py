@@ -20,7 +20,7 @@ from ncclscope.model.sites import join
 from ncclscope.readers import assemble
 from ncclscope.readers.bundle import CAPTURE_FILE, read_snapshot, with_snapshot
 from ncclscope.render.console.attach import render_attach
-from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.terminal import plain_text
 from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history

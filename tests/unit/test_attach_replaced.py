@@ -15,7 +15,7 @@ from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.session import Options, sample_job
 from ncclscope.model.snapshot import Stacks
 from ncclscope.render.console.attach import render_attach
-from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.terminal import plain_text
 from tests.support.snapshots import in_collective, judged, worker
 
 REPLACED = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.terminal import plain_text
 from ncclscope.render.console.watch import one_line, render_poll
 from ncclscope.watch.poll import Poll
 from ncclscope.watch.watch import Watcher

@@ -1,7 +1,8 @@
-"""Consoles for results (stdout) and for diagnostics (stderr)."""
+"""Consoles for results (stdout) and for diagnostics (stderr), and screens as plain text."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -9,7 +10,7 @@ from rich.segment import Segment
 
 from ncclscope.untrusted import printable
 
-__all__ = ["SafeConsole", "stderr_console", "stdout_console"]
+__all__ = ["SafeConsole", "plain_text", "stderr_console", "stdout_console"]
 
 
 _PLAIN = str.maketrans("−–·…→←×≤≥│─╭╮╰╯├┤", "---.><x<>|-++++++")
@@ -46,3 +47,20 @@ def stdout_console() -> Console:
 def stderr_console() -> Console:
     """Return the console for diagnostics (stderr)."""
     return SafeConsole(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+def plain_text(screen: RenderableType, width: int = 100) -> str:
+    """Return a screen as a terminal without colours shows it; ``width`` is in columns."""
+    output = io.StringIO()
+    console = SafeConsole(
+        file=output,
+        width=width,
+        height=10_000,
+        color_system=None,
+        force_terminal=False,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    console.print(screen)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

@@ -18,7 +18,7 @@ import jinja2
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.render.console.attach import render_attach
-from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.terminal import plain_text
 from ncclscope.render.console.verdict import render_verdict
 from ncclscope.render.html.document import build_document
 from ncclscope.untrusted import printable

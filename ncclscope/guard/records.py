@@ -17,7 +17,7 @@ from ncclscope.analysis.wording import call_text, ranks_text, site_text
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call
 from ncclscope.model.sites import read as read_sites
-from ncclscope.readers.ring.ranks import RingLog, communicators
+from ncclscope.readers.ring.ranks import RingLog, log_of
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
@@ -202,7 +202,7 @@ def _head(ring: RingImage) -> int:
 
 def _begin(ring: RingImage, slot: int) -> int:
     offset = ring.geometry.records + slot * layout.RECORD.size
-    return int.from_bytes(ring.read_bytes(offset, 8), "little")
+    return ring.read_u64(offset)
 
 
 def _call(ring: RingImage, record: Any, seq: int) -> Call:
@@ -227,7 +227,7 @@ def _call(ring: RingImage, record: Any, seq: int) -> Call:
 def _read(place: RecordedComm, key: str) -> tuple[int, RingLog] | None:
     try:
         ring = RingFile(place.path, owned=True)
-        log = _log(ring, key) if ring.inode == place.inode else None
+        log = log_of(ring, key) if ring.inode == place.inode else None
     except (DamagedFileError, OSError):
         return None
     rank = integer(ring.about.get("rank"))
@@ -257,19 +257,10 @@ def hashes(place: RecordedComm, key: str, seq: int, count: int) -> dict[int, int
     """
     try:
         ring = RingFile(place.path, owned=True)
-        log = _log(ring, key) if ring.inode == place.inode else None
+        log = log_of(ring, key) if ring.inode == place.inode else None
         if log is None:
             return {}
         numbers = range(max(seq, log.first), min(seq + count, log.calls + 1))
         return {number: log.fingerprint(number) for number in numbers}
     except (DamagedFileError, OSError, IndexError):
         return {}
-
-
-def _log(ring: RingFile, key: str) -> RingLog | None:
-    # A record that is being overwritten is skipped when it is read: begin and end differ. Copying
-    # the whole ring first would take longer than the comparison.
-    for number, comm in communicators(ring).items():
-        if comm.key == key and number in ring.states:
-            return RingLog(ring, number, comm)
-    return None

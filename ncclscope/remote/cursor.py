@@ -69,7 +69,7 @@ class RemoteCursor(RingCursor):
         self.host, self.pid, self.started_ns = "", 0, 0
         self.gpu = None
         self.moved_at = 0.0
-        self._alive, self._exited = None, False
+        self.alive, self.exited = None, False
         self.comm_cursors = {}
         self.about = {}
         self._rings = rings
@@ -104,7 +104,7 @@ class RemoteCursor(RingCursor):
         # A clock that jumps makes no activity longer: its beginning was known before.
         self._waits = {one: self._waits.get(one, one[0] - ahead_ns) for one in begun}
         self._ahead_ns = ahead_ns
-        self._alive, self._exited = optional(as_flag)(alive), as_flag(exited)
+        self.alive, self.exited = optional(as_flag)(alive), as_flag(exited)
         moved, self._mark = mark != self._mark, mark
         self.head = mark[0]
         if moved:

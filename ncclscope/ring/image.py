@@ -133,23 +133,23 @@ class RingImage:
     @property
     def heartbeat_ns(self) -> int:
         """Host clock at the last heartbeat, in ns since 1970."""
-        return self._u64(layout.HEADER_HEARTBEAT)
+        return self.read_u64(layout.HEADER_HEARTBEAT)
 
     @property
     def graphs_used(self) -> int:
         """Bytes used in the graphs section; 0 if no graph was captured."""
-        return min(self._u64(layout.HEADER_GRAPHS_USED), self.geometry.graphs_size)
+        return min(self.read_u64(layout.HEADER_GRAPHS_USED), self.geometry.graphs_size)
 
     @property
     def exited_ns(self) -> int:
         """Host clock at a normal exit, in ns since 1970; 0 if none was recorded."""
-        return self._u64(layout.HEADER_EXITED)
+        return self.read_u64(layout.HEADER_EXITED)
 
     # --- parts ---
 
     def pin_heap(self) -> None:
         """Copy the sizes lists now, before the writer overwrites them."""
-        self._heap = self._read(self.geometry.heap, self.geometry.heap_size)
+        self._heap = self.read_bytes(self.geometry.heap, self.geometry.heap_size)
 
     def read_slots(self, start: int, stop: int) -> tuple[Records, NDArray[np.uint64]]:
         """Read the slots of positions ``start`` to ``stop - 1``, at most the newest `capacity`.
@@ -161,9 +161,9 @@ class RingImage:
         start = max(start, stop - capacity, 0)
         slot, count = start % capacity, stop - start
         first = min(count, capacity - slot)
-        data = self._read(self.geometry.records + slot * size, first * size)
+        data = self.read_bytes(self.geometry.records + slot * size, first * size)
         if first < count and len(data) == first * size:
-            data += self._read(self.geometry.records, (count - first) * size)
+            data += self.read_bytes(self.geometry.records, (count - first) * size)
         # The file may have been truncated since it was opened.
         records: Records = np.frombuffer(data[: len(data) // size * size], RECORD_DTYPE)
         return records, np.arange(start + 1, start + 1 + len(records), dtype=np.uint64)
@@ -202,7 +202,7 @@ class RingImage:
     def _read_heap(self, offset: int, size: int) -> bytes:
         if self._heap is not None:
             return self._heap[offset : offset + size]
-        return self._read(self.geometry.heap + offset, size)
+        return self.read_bytes(self.geometry.heap + offset, size)
 
     def text(self, kind: int, number: int) -> str | None:
         """Return an interned text; None for number 0, an unknown number, or a damaged text."""
@@ -211,8 +211,8 @@ class RingImage:
 
     def read_texts(self) -> dict[int, list[str]]:
         """Return the interned texts by kind; a text that fails its checksum is empty."""
-        used = min(self._u64(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
-        data = self._read(self.geometry.strings, used)
+        used = min(self.read_u64(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
+        data = self.read_bytes(self.geometry.strings, used)
         texts: dict[int, list[str]] = {}
         for kind, text, is_whole in entries.read(data):
             found = text.decode("utf-8", "replace") if is_whole else ""
@@ -223,7 +223,7 @@ class RingImage:
         size = self.geometry.about_size
         best: tuple[int, dict[str, Any]] = (0, {})
         for copy in (0, 1):
-            data = self._read(self.geometry.about + copy * size, size)
+            data = self.read_bytes(self.geometry.about + copy * size, size)
             if len(data) < layout.ABOUT.size:
                 continue
             generation, length, checksum, _ = layout.ABOUT.unpack_from(data)
@@ -253,7 +253,7 @@ class RingImage:
             All entries, `[count]`; incomplete ones have ``begin`` zero.
         """
         size = count * ENTRY_DTYPE.itemsize
-        copies = [self._read(offset, size) for _ in range(3)]
+        copies = [self.read_bytes(offset, size) for _ in range(3)]
         size = min(len(data) for data in copies) // ENTRY_DTYPE.itemsize * ENTRY_DTYPE.itemsize
         before, copy, after = (np.frombuffer(data[:size], ENTRY_DTYPE) for data in copies)
         entries: Entries = copy.copy()
@@ -285,34 +285,30 @@ class RingImage:
 
     def _activities(self) -> list[tuple[int, ...]]:
         size = layout.ACTIVITY.size
-        data = self._read(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
+        data = self.read_bytes(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
         return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
 
     def read_device(self, comms: int = layout.MAX_COMMS) -> bytes:
         """Return the GPUs' progress counters of the first `comms` communicators."""
         size = min(self.geometry.device_size, comms * layout.SLOT.size)
-        return self._read(self.geometry.device, size) if size else b""
+        return self.read_bytes(self.geometry.device, size) if size else b""
 
     def read_transfers(self) -> list[bytes]:
         """Return the entries of the transfers section, used or not; empty without transfers."""
         entry = layout.TRANSFER_ENTRY.size
-        size = self._u64(layout.HEADER_TRANSFERS_SIZE)
-        data = self._read(self.geometry.total, min(size, layout.MAX_TRANSFERS * entry))
+        size = self.read_u64(layout.HEADER_TRANSFERS_SIZE)
+        data = self.read_bytes(self.geometry.total, min(size, layout.MAX_TRANSFERS * entry))
         return [data[start : start + entry] for start in range(0, len(data) - entry + 1, entry)]
 
     @property
     def transfers_lost(self) -> int:
         """Number of transfers that found no entry."""
-        return self._u64(layout.HEADER_TRANSFERS_LOST)
+        return self.read_u64(layout.HEADER_TRANSFERS_LOST)
 
     # --- bytes ---
 
-    def read_bytes(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes at `offset`, fewer at the end of the file."""
-        return self._read(offset, size)
-
     def _read_geometry(self) -> layout.Geometry:
-        header = self._read(0, layout.PAGE)
+        header = self.read_bytes(0, layout.PAGE)
         if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
             raise DamagedFileError(f"{self.path} is not a ring", "it lacks a ring's header")
         _, version, record_size, *sizes = layout.HEADER.unpack_from(header)
@@ -337,11 +333,13 @@ class RingImage:
             )
         return geometry
 
-    def _read(self, offset: int, size: int) -> bytes:
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes at `offset`, fewer at the end of the file."""
         return os.pread(self._descriptor, size, offset)
 
-    def _u64(self, offset: int) -> int:
-        return int.from_bytes(self._read(offset, 8), "little")
+    def read_u64(self, offset: int) -> int:
+        """Return the number of eight bytes at `offset`."""
+        return int.from_bytes(self.read_bytes(offset, 8), "little")
 
 
 def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:

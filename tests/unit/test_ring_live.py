@@ -226,15 +226,15 @@ class Overtaken(RingImage):
     copies = 0
     store = (0, b"")
 
-    def _read(self, offset: int, size: int) -> bytes:
+    def read_bytes(self, offset: int, size: int) -> bytes:
         if not offset <= self.cut < offset + size:
-            return super()._read(offset, size)
+            return super().read_bytes(offset, size)
         self.copies -= 1
         if self.copies != -1:
-            return super()._read(offset, size)
-        first = super()._read(offset, self.cut - offset)
+            return super().read_bytes(offset, size)
+        first = super().read_bytes(offset, self.cut - offset)
         put(self.path, *self.store)
-        return first + super()._read(self.cut, size - (self.cut - offset))
+        return first + super().read_bytes(self.cut, size - (self.cut - offset))
 
 
 def put(path: Path, offset: int, data: bytes) -> None:

@@ -22,7 +22,7 @@ from ncclscope.model.activities import AGAIN_NS
 from ncclscope.model.signature import BARRIERS, MASK
 from ncclscope.readers.ring.calls import decode
 from ncclscope.readers.ring.device import known_states, read_progress
-from ncclscope.readers.ring.ranks import RingLog, communicators, is_alive, read_ring
+from ncclscope.readers.ring.ranks import communicators, is_alive, log_of, read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, RingImage, whole
 from ncclscope.ring.reader import ChannelState, RingFile
@@ -132,6 +132,8 @@ class RingCursor:
         comm_cursors: Progress on each communicator, by its key.
         rank: Global rank; -1 if the process has none or has not recorded it yet.
         moved_at: Time of the last change, in seconds by the caller's clock.
+        exited: Whether the process recorded a normal exit.
+        alive: Whether the process runs; None if this machine cannot know.
 
     Raises:
         DamagedFileError: The file is not a ring, or not yet.
@@ -149,8 +151,8 @@ class RingCursor:
         self._tail_at = -1
         self._pending: dict[str, bool] = {}
         self._expected = _FIRST_READ
-        self._exited = False
-        self._alive: bool | None = None
+        self.exited = False
+        self.alive: bool | None = None
         self._asked_at = -1.0
         self._open()
         # Progress before the first poll is dated by the newest record.
@@ -184,7 +186,7 @@ class RingCursor:
 
     def _take_texts(self, ring: RingFile) -> None:
         """Read new texts of the ring, such as names; they are rare."""
-        used = int.from_bytes(self._pread(layout.HEADER_STRINGS_USED, 8), "little")
+        used = self._ring.read_u64(layout.HEADER_STRINGS_USED)
         if used == self._used:
             return
         self._used = used
@@ -205,27 +207,17 @@ class RingCursor:
         return self._ring.owner
 
     @property
-    def exited(self) -> bool:
-        """Whether the process recorded a normal exit."""
-        return self._exited
-
-    @property
-    def alive(self) -> bool | None:
-        """Whether the process runs; None if this machine cannot know."""
-        return self._alive
-
-    @property
     def over(self) -> bool:
         """Whether the process has ended."""
-        return self._exited or self._alive is False
+        return self.exited or self.alive is False
 
     def ask(self, now: float, every: float = 1.0) -> None:
         """Check whether the process still runs, at most once in `every` seconds."""
         if self._asked_at >= 0 and now - self._asked_at < every:
             return
         self._asked_at = now
-        self._exited = self._ring.exited_ns > 0
-        self._alive = is_alive(self.about, self.host, self.pid)
+        self.exited = self._ring.exited_ns > 0
+        self.alive = is_alive(self.about, self.host, self.pid)
         if self.rank < 0:  # a process may learn its rank after the ring was created
             self._take_about(self._ring.read_about() or self.about)
 
@@ -252,7 +244,7 @@ class RingCursor:
 
     def _begin_at(self, position: int) -> int:
         offset = self._base + position % self._capacity * layout.RECORD.size
-        return int.from_bytes(self._pread(offset, 8), "little")
+        return self._ring.read_u64(offset)
 
     def _follow(self) -> bool:
         """Read to the end of the stream, or to a record that is still being written."""
@@ -421,14 +413,10 @@ class RingCursor:
     def _read_hash(self, key: str, seq: int) -> int | None:
         """Find the hash of one call through the marks, for calls before the first poll."""
         try:
-            ring = RingFile(self.path)
-            for index, comm in communicators(ring).items():
-                if comm.key == key and index in ring.states:
-                    log = RingLog(ring, index, comm)
-                    return log.fingerprint(seq) if seq >= log.first - 1 else None
+            log = log_of(RingFile(self.path), key)
+            return None if log is None or seq < log.first - 1 else log.fingerprint(seq)
         except (DamagedFileError, IndexError, OSError):
             return None
-        return None
 
     def read(self) -> Rank | None:
         """Read the ring for a diagnosis; None if it cannot be read."""
@@ -436,6 +424,3 @@ class RingCursor:
             return read_ring(self.path)
         except (DamagedFileError, OSError):
             return None
-
-    def _pread(self, offset: int, size: int) -> bytes:
-        return self._ring.read_bytes(offset, size)

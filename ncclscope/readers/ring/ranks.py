@@ -40,7 +40,7 @@ from ncclscope.untrusted import (
     texts,
 )
 
-__all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
+__all__ = ["RingLog", "communicators", "is_alive", "log_of", "read_ring"]
 
 _LIVELY_NS = 60_000_000_000
 """A process with a heartbeat in the last minute may still write."""
@@ -246,7 +246,7 @@ class RingLog:
         return begins
 
     def _expanded(self, records: Records, start: int, stop: int) -> Expansion:
-        start, stop = max(start, self.first), min(stop, self._end)
+        start, stop = max(start, self.first), min(stop, self.calls + 1)
         key = self.communicator.key
         stop = max(start, stop)
         return Expansion(self._ring, self._number, key, records, start, stop, self._device)
@@ -286,7 +286,7 @@ class RingLog:
         """
         oldest = self._own.oldest()
         if not len(oldest) or oldest["seq"][0] > self.calls:
-            return self._end, self._state.hash
+            return self.calls + 1, self._state.hash
         seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
         first = int(self._own.firsts(oldest)[0])
         if first == 1:
@@ -298,17 +298,13 @@ class RingLog:
             return seq, hash_before(running, decode(self._ring, oldest, "")[0].sign())
         return seq + 1, running
 
-    @property
-    def _end(self) -> int:
-        return self._state.seq + 1
-
     def _records(self, start: int, stop: int) -> Records:
         """Return the raw records of those of calls ``start`` to ``stop - 1`` that are kept.
 
         Raises:
             DamagedFileError: A record is missing in the file.
         """
-        start, stop = max(start, self.first), min(stop, self._end)
+        start, stop = max(start, self.first), min(stop, self.calls + 1)
         parts = []
         seq = start
         while seq < stop:
@@ -330,6 +326,14 @@ class RingLog:
             parts.append(found[low:high])
             seq = int(lasts[high - 1]) + 1
         return joined(parts)
+
+
+def log_of(ring: RingFile, key: str) -> RingLog | None:
+    """Return the log of a communicator; None if the ring has none."""
+    for index, comm in communicators(ring).items():
+        if comm.key == key and index in ring.states:
+            return RingLog(ring, index, comm)
+    return None
 
 
 def communicators(ring: RingFile) -> dict[int, Communicator]:

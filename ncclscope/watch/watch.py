@@ -27,6 +27,7 @@ from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.hashes import HashComparison
 from ncclscope.watch.jobs import Rings, current
 from ncclscope.watch.poll import Poll, gist
+from ncclscope.watch.requests import with_waiting_root
 from ncclscope.watch.silence import outdated, reserved
 from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
 from ncclscope.watch.starvation import Starvation
@@ -364,6 +365,8 @@ class Watcher:
         began = self._clock()
         run: Run = assemble(ranks, sources=self.sources)
         verdict = patient_verdict(run, self.stall * _NEARLY)
+        if (served := with_waiting_root(run, verdict)) is not None:
+            verdict = patient_verdict(served, self.stall * _NEARLY)
         # Their hashes always differ, so that each poll would read all their calls again.
         ended = self._clock()
         rest = max(_AGAIN, _REST * (ended - began))

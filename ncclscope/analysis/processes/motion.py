@@ -22,7 +22,7 @@ from ncclscope.analysis.processes.work import work_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 
-__all__ = ["STARVED", "Motion", "read_motions", "seen_at", "starved"]
+__all__ = ["STARVED", "Motion", "read_motions", "seen_at", "starved", "waits_for_requests"]
 
 MANY_SWITCHES = 10.0
 """Context switches per second above which a thread makes progress.
@@ -134,9 +134,7 @@ class Motion:
         """Whether it waits in a queue of its own process, which has no other thread to fill it."""
         if self.condition != "still" or not self.frames or self.frames[-1].base != "queue.py":
             return False
-        threads = self.worker.stacks[-1].threads if self.worker.stacks else ()
-        others = [one for one in threads if one.frames and one.name != self.thread]
-        return all(one.name.startswith(_OWN_THREADS) for one in others)
+        return not self.worker.stacks or not _is_fed(self.worker.stacks[-1], self.thread)
 
     @property
     def is_served(self) -> bool:
@@ -169,6 +167,20 @@ class Motion:
             text += f", from {user.site}"
         reason = _REASONS.get(self.waits or "")
         return f"{text} ({reason})" if reason else text
+
+
+def waits_for_requests(stacks: Stacks) -> bool:
+    """Return whether a main thread waits in a queue of its process that another thread may fill."""
+    one = _sample(stacks)
+    return (
+        one.waits == "queue" and one.frames[-1].base == "queue.py" and _is_fed(stacks, one.thread)
+    )
+
+
+def _is_fed(stacks: Stacks, thread: str) -> bool:
+    """Return whether a process has another thread of the program that may fill a queue."""
+    others = [one for one in stacks.threads if one.frames and one.name != thread]
+    return not all(one.name.startswith(_OWN_THREADS) for one in others)
 
 
 def starved(snapshot: Snapshot | None) -> dict[int, float]:

@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.findings import contrast, from_difference, subject
 from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence, verb
-from ncclscope.model import Finding
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    ranks_text,
+    sentence,
+    site_text,
+    verb,
+)
+from ncclscope.model import Call, Finding
 
 __all__ = ["MissingCall"]
 
@@ -32,22 +40,17 @@ class MissingCall:
                 f"{plural(difference.first.matched, 'call')} "
                 f"{verb(range(difference.first.matched), 'agree')} again"
             )
-            habit = difference.first.matched == 0
+            habit = _is_by_habit(difference)
             yield from_difference(
                 case,
                 difference,
                 kind=self.name,
                 analyzer=self.name,
-                summary=_without(case, difference)
-                if difference.comm.creates_groups
-                else (
-                    f"{subject(case, difference)} skipped {plural(count, 'call')} on "
-                    f"{comm_text(difference.comm)} and went on: {contrast(difference)}."
-                ),
+                summary=_summary(case, difference),
                 extent=count,
                 evidence=() if habit else (proof,),
                 inferred=(
-                    ("a skip, since the diverging call followed the missing one each time before",)
+                    ("the usual order, in which the missing call came first each time before",)
                     if habit
                     else ()
                 ),
@@ -55,19 +58,58 @@ class MissingCall:
 
     def _either(self, case: Case, difference: Difference) -> Finding:
         """Describe a pair in which one side skipped calls or the other posted extra ones."""
+        how = (
+            f"are {plural(abs(difference.surplus), 'call')} apart on {comm_text(difference.comm)} "
+            f"since call {difference.seq}, {call_text(difference.peer_call)}: one side skipped "
+            f"calls or the other posted extra ones"
+        )
+        if difference.suspect and _is_by_habit(difference):
+            how = (
+                f"are in different calls as call {difference.seq} on {comm_text(difference.comm)}, "
+                f"{_placed(difference.odd_call)} and {_placed(difference.peer_call)}: one side "
+                f"skipped calls, posted extra ones, or has them in the opposite order"
+            )
         return from_difference(
             case,
             difference,
             kind=self.name,
             analyzer=self.name,
             summary=(
-                f"{sentence(ranks_text(difference.peers))} are "
-                f"{plural(abs(difference.surplus), 'call')} apart on {comm_text(difference.comm)} "
-                f"since call {difference.seq}, {call_text(difference.peer_call)}: one side skipped "
-                f"calls or the other posted extra ones; the records do not show which."
+                f"{sentence(ranks_text(difference.peers))} {how}; the records do not show which."
             ),
             extent=max(difference.first.deleted, difference.first.inserted),
         )
+
+
+def _summary(case: Case, difference: Difference) -> str:
+    if difference.comm.creates_groups:
+        return _without(case, difference)
+    count = plural(difference.first.deleted, "call")
+    if _is_by_habit(difference):
+        who = "it" if len(difference.odd) == 1 else "they"
+        them = "that call" if difference.first.deleted == 1 else f"{count} from that one on"
+        return (
+            f"{subject(case, difference)} came to {_placed(difference.odd_call)} as call "
+            f"{difference.seq} on {comm_text(difference.comm)}, {ranks_text(difference.peers)} to "
+            f"{_placed(difference.peer_call)}: {who} skipped {them}, or would have posted it "
+            f"later, in the opposite order."
+        )
+    return (
+        f"{subject(case, difference)} skipped {count} on {comm_text(difference.comm)} and went "
+        f"on: {contrast(difference)}."
+    )
+
+
+def _is_by_habit(difference: Difference) -> bool:
+    """Return whether no call after the difference shows a skip, only what was usual before.
+
+    The diverging rank may still post the missing call, so that both orders are possible.
+    """
+    return difference.first.matched == 0
+
+
+def _placed(call: Call) -> str:
+    return f"{call_text(call)}{site_text(call)}"
 
 
 def _without(case: Case, difference: Difference) -> str:

@@ -186,7 +186,8 @@ class OrderCycle:
             pending = pending_calls[number]
             yield (
                 f"rank {number} is in #{pending.call.seq} on {comm_text(pending.comm)}, "
-                f"{call_text(pending.call)}, and waits for rank {cycle[(place + 1) % len(cycle)]}"
+                f"{call_text(pending.call)}{site_text(pending.call)}, and waits for rank "
+                f"{cycle[(place + 1) % len(cycle)]}"
             )
 
     def _diverging(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:

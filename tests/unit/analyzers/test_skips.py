@@ -493,3 +493,41 @@ def test_a_rank_with_a_batch_fewer_in_each_epoch_posted_no_extra_calls(
     assert [(one.kind, one.diverging_ranks) for one in verdict.findings] == [
         ("not_joined", (diverging,))
     ]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_two_calls_in_the_opposite_order_are_no_certain_skip(
+    cluster_of: ClusterOf, size: int
+) -> None:
+    """Each rank waits in its first call, so the records show no second one."""
+    cluster = cluster_of(size)
+    for _ in range(4):
+        cluster.post(range(size), "world", site="train.py:1 reduce")
+        cluster.post(range(size), "world", "all_gather", site="train.py:2 gather")
+    others = [rank for rank in range(size) if rank != 1]
+    cluster.post(others, "world", site="train.py:1 reduce", done=False)
+    cluster.post([1], "world", "all_gather", site="train.py:2 gather", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert verdict.cause.confidence == ("likely" if size > 2 else "ambiguous")
+    assert "in the opposite order" in verdict.summary
+    assert "went on" not in verdict.summary
+    assert "train.py:1 reduce" in verdict.summary
+    assert "train.py:2 gather" in verdict.summary
+
+
+def test_a_deadlock_cycle_names_the_lines(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    for label in ("world", "other"):
+        cluster.post(range(2), label)
+    cluster.post([0], "world", site="train.py:1 reduce", done=False)
+    cluster.post([1], "other", site="train.py:2 reduce", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert "would have posted it later" in cause.summary
+    for rank, line in enumerate(("train.py:1", "train.py:2")):
+        assert any(f"rank {rank} is in" in fact and line in fact for fact in cause.evidence)

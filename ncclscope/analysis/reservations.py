@@ -138,14 +138,15 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     call, ranks = finding.peers, finding.diverging_ranks
     if finding.role != "cause" or finding.kind != "not_joined" or call is None:
         return finding
-    if call.op not in SENDERS or call.root is None:
+    root = call.global_root
+    if call.op not in SENDERS or root is None:
         return finding
     pair = finding.comm.ranks if finding.comm is not None else ()
-    if not ranks and len(pair) == 2 and call.root in {*pair} - case.waits.pending_calls.keys():
-        ranks = (call.root,)  # no majority singles it out, but its peer waits for it
-    if ranks != (call.root,):
+    if not ranks and len(pair) == 2 and root in {*pair} - case.waits.pending_calls.keys():
+        ranks = (root,)  # no majority singles it out, but its peer waits for it
+    if ranks != (root,):
         return finding
-    rank = case.run.by_rank.get(call.root)
+    rank = case.run.by_rank.get(root)
     if rank is None or not _is_repeated(case, call):
         return finding
     if not rank.alive and finding.confidence == "certain":

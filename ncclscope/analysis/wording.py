@@ -56,8 +56,8 @@ def call_text(call: Call | None) -> str:
         parts.append(f"{call.numel} elements")
     if call.dtype:
         parts.append(call.dtype)
-    if call.root is not None:
-        parts.append(f"root {call.root}")
+    if call.global_root is not None:
+        parts.append(f"root {call.global_root}")
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
     return " ".join(parts)

@@ -15,7 +15,7 @@ from ncclscope.analysis.sequences.groups import part_outside_groups
 from ncclscope.analysis.sequences.mixed_records import lacks_reduction, reduced_logs
 from ncclscope.analysis.wording import call_text, ranks_text, site_text
 from ncclscope.errors import DamagedFileError
-from ncclscope.model import Call
+from ncclscope.model import Call, Communicator
 from ncclscope.model.sites import read as read_sites
 from ncclscope.readers.ring.ranks import RingLog, log_of
 from ncclscope.ring import layout
@@ -114,7 +114,7 @@ def judge(
         return None
     number = divergence.seq
     sides = [(here, log.fingerprint(number), log.call(number)) for here, log in logs.items()]
-    return _divergence(comm.label or comm.key, number, sides, hashes_at(number))
+    return _divergence(comm, number, sides, hashes_at(number))
 
 
 def judge_newest(
@@ -148,17 +148,21 @@ def judge_newest(
         sides.append((place.rank, running, call))
     if sides[0][1] == sides[1][1]:
         return None
-    return _divergence(comm.label or comm.key, seq, sides, hashes_at(seq))
+    return _divergence(comm, seq, sides, hashes_at(seq))
 
 
 def _divergence(
-    name: str, seq: int, sides: Sequence[tuple[int, int, Call]], hashes: Mapping[int, int]
+    comm: Comm | Communicator,
+    seq: int,
+    sides: Sequence[tuple[int, int, Call]],
+    hashes: Mapping[int, int],
 ) -> RecordedDivergence:
+    name = comm.label or comm.key
     posted, texts = {}, []
     for rank, running, call in sides:
         here = {rank, *(other for other, hash in hashes.items() if hash == running)}
         here = {other for other in here if other >= 0} or here
-        what = call_text(call) + site_text(call)
+        what = call_text(call.with_root(comm.ranks)) + site_text(call)
         posted.update(dict.fromkeys(here, what))
         texts.append(f"{ranks_text(here)} posted {what}")
     text = f"the sequences on {name} diverge at call {seq}: {'; '.join(texts)}"

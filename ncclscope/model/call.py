@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ncclscope.model import sites
@@ -116,6 +117,7 @@ class Call:
         graph: Number of the CUDA graph it was captured into, or replayed from.
         signature: Hash of what members must agree on, see :mod:`ncclscope.model.signature`.
         replay: The replay of ``graph`` that it is part of; None for a posted call.
+        root_rank: Global rank of the root, where that is not its rank of the communicator.
     """
 
     op: str
@@ -141,6 +143,18 @@ class Call:
     replay: Replay | None = None
     full_site: str | None = field(default=None, compare=False)
     user_site: str | None = field(default=None, compare=False)
+    root_rank: int | None = field(default=None, compare=False)
+
+    @property
+    def global_root(self) -> int | None:
+        """Global rank of the root; None where there is none."""
+        return self.root if self.root_rank is None else self.root_rank
+
+    def with_root(self, members: Sequence[int]) -> Call:
+        """Return the call with the global rank of its root, one of its communicator's members."""
+        if self.root is None or not 0 <= self.root < len(members):
+            return self
+        return replace(self, root_rank=members[self.root])
 
     def sign(self) -> int:
         """Return the signature of the known parameters: its own where none was overwritten."""

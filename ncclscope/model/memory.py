@@ -124,11 +124,11 @@ class Relabelled:
         return getattr(self._log, name)
 
 
-class Renamed(Relabelled):
-    """The same with another key, which its calls have, too."""
+class Rooted(Relabelled):
+    """The same, whose calls know the global ranks of their roots."""
 
     def _own(self, call: Call) -> Call:
-        return replace(call, comm=self.communicator.key)
+        return call.with_root(self.communicator.ranks)
 
     def call(self, seq: int) -> Call:
         """Return call number ``seq``."""
@@ -137,3 +137,10 @@ class Renamed(Relabelled):
     def span(self, start: int, stop: int) -> Sequence[Call]:
         """Return the calls in ``[start, stop)``, as far as they are kept."""
         return [self._own(call) for call in self._log.span(start, stop)]
+
+
+class Renamed(Rooted):
+    """A log with another key, which its calls have, too."""
+
+    def _own(self, call: Call) -> Call:
+        return replace(call, comm=self.communicator.key)

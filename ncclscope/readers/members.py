@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.model import Communicator, Rank
-from ncclscope.model.memory import Relabelled, Renamed
+from ncclscope.model.log import CallLog
+from ncclscope.model.memory import Relabelled, Renamed, Rooted
 
 __all__ = ["join_processes", "renamed", "with_members"]
 
@@ -35,10 +36,13 @@ def join_processes(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def with_members(ranks: Sequence[Rank]) -> list[Rank]:
-    """Return ranks whose communicators have one key, and all members that are known."""
+    """Return ranks whose communicators have one key, and all members that are known.
+
+    Calls with a root then have its global rank.
+    """
     named = [renamed(rank, names) for names in [_keys_by_hash(ranks)] for rank in ranks]
     members = _members(named)
-    return [_relabelled(rank, members) for rank in named] if members else named
+    return [_relabelled(rank, members) for rank in named]
 
 
 def _is_same(one: Rank, other: Rank) -> bool:
@@ -141,9 +145,12 @@ def _members(ranks: Sequence[Rank]) -> dict[str, tuple[int, ...]]:
 
 
 def _relabelled(rank: Rank, members: Mapping[str, tuple[int, ...]]) -> Rank:
-    logs = {}
+    logs: dict[str, CallLog] = {}
     for key, log in rank.logs.items():
         comm: Communicator = log.communicator
         known = members.get(key, comm.ranks)
-        logs[key] = log if known == comm.ranks else Relabelled(log, replace(comm, ranks=known))
+        if known != tuple(range(len(known))):
+            logs[key] = Rooted(log, replace(comm, ranks=known))
+        else:
+            logs[key] = log if known == comm.ranks else Relabelled(log, replace(comm, ranks=known))
     return replace(rank, logs=logs)

@@ -29,18 +29,11 @@ def with_waiting_root(run: Run, verdict: Verdict) -> Run | None:
     """
     cause = verdict.cause
     call = None if cause is None else cause.peers
-    if cause is None or call is None or call.op not in SENDERS or call.root is None:
+    if cause is None or call is None or call.op not in SENDERS or call.global_root is None:
         return None
-    rank = run.by_rank.get(call.root)
-    if (
-        rank is None
-        or not rank.alive
-        or call.root
-        not in (
-            *cause.diverging_ranks,
-            *cause.candidate_ranks,
-        )
-    ):
+    rank = run.by_rank.get(call.global_root)
+    named = (*cause.diverging_ranks, *cause.candidate_ranks)
+    if rank is None or not rank.alive or rank.rank not in named:
         return None
     if rank.details.get("waits_for_input") or not waits_for_requests(_stacks(rank)):
         return None

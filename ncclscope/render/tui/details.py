@@ -39,7 +39,8 @@ def rank_calls(entry: RankEntry, calls: Sequence[Call], width: int) -> list[Line
         label = comm_label(on_comm.comm) if on_comm is not None else "?"
         # The state of this call counts, too: the cursor may have skipped earlier ones.
         is_known = call.state is not State.SCHEDULED or (on_comm is not None and on_comm.tells)
-        cells = _call_cells(call, width, is_state_known=is_known)
+        named = call if on_comm is None else call.with_root(on_comm.comm.ranks)
+        cells = _call_cells(named, width, is_state_known=is_known)
         rows.append([(label, ""), (f"#{call.seq}", ""), *cells])
     return _called(columns, rows, width)
 
@@ -60,7 +61,8 @@ def comm_calls(entry: CommEntry, calls: Sequence[Call], width: int) -> list[Line
     for call in calls:
         absent = [rank for rank in everyone if members.get(rank, 0) < call.seq]
         late = (ranks_text(absent), "yellow") if absent else ("", "")
-        cells = _call_cells(call, width, is_state_known=is_known)
+        named = call.with_root(entry.comm.ranks)
+        cells = _call_cells(named, width, is_state_known=is_known)
         rows.append([(f"#{call.seq}", ""), late, *cells])
     return _called(columns, rows, width)
 

@@ -7,6 +7,7 @@ import platform
 
 __all__ = [
     "POLL_CALLS",
+    "ancestors",
     "boot_id",
     "is_stopped",
     "pid_namespace",
@@ -17,6 +18,7 @@ __all__ = [
 
 POLL_CALLS = {"x86_64": (7, 23, 232, 270, 271, 281, 441), "aarch64": (22, 72, 73, 441)}
 """Numbers of poll, select and epoll_wait with their variants, by machine."""
+_MOST_ANCESTORS = 32
 _ACCEPT_CALLS = {"x86_64": (43, 288), "aarch64": (202, 242)}
 _INPUT_CALLS = {
     str(number).encode()
@@ -37,6 +39,21 @@ def start_ticks(pid: int) -> int:
         return 0 if state in (b"Z", b"X") else int(numbers[18])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the pids of a process's ancestors, its parent first, without init."""
+    found: list[int] = []
+    while len(found) < _MOST_ANCESTORS:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        if pid <= 1 or pid in found:
+            break
+        found.append(pid)
+    return found
 
 
 def is_stopped(pid: int) -> bool:

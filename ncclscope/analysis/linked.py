@@ -1,14 +1,14 @@
-"""Runs of jobs that exchange transfers with another one."""
+"""Runs of jobs that exchange transfers with another one, or that a rank of it started."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclscope.model import Rank, Run
+from ncclscope.model import Finding, Rank, Run
 from ncclscope.untrusted import printable, text
 
-__all__ = ["engine_of", "without_transfers"]
+__all__ = ["engine_of", "job_name", "keeps_its_starter", "without_transfers"]
 
 
 def without_transfers(run: Run) -> Run:
@@ -29,3 +29,17 @@ def engine_of(run: Run) -> str:
         if process.transfers:
             return printable(process.transfers[0].engine)
     return ""
+
+
+def job_name(run: Run) -> str:
+    """Return the name of a linked job: ``Engine decode-0``; empty if it has none."""
+    if run.started_by is not None:
+        return f"Job started by rank {run.started_by}"
+    name = engine_of(run)
+    return f"Engine {name}" if name else ""
+
+
+def keeps_its_starter(run: Run, cause: Finding) -> bool:
+    """Return whether a job is why its peers wait for the rank that started it."""
+    ranks = (*cause.diverging_ranks, *cause.candidate_ranks)
+    return cause.kind == "not_joined" and run.started_by in ranks

@@ -20,7 +20,12 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
 from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
-from ncclscope.analysis.linked import engine_of, without_transfers
+from ncclscope.analysis.linked import (
+    engine_of,
+    job_name,
+    keeps_its_starter,
+    without_transfers,
+)
 from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
@@ -258,11 +263,15 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
         others: The verdicts on the linked jobs.
     """
     troubled = [other for other in others if other.cause is not None]
+    for other in troubled:
+        inside = other.run.started_by is not None
+        if inside and (own.cause is None or keeps_its_starter(other.run, own.cause)):
+            return _of_job_inside(own, other)
     stalled = own.cause is not None and own.cause.transfer is not None
     if troubled and (own.cause is None or stalled):
         other = troubled[0]
         assert other.cause is not None
-        cause = _located(other.cause, engine_of(other.run))
+        cause = _located(other.cause, other.run)
         rest = [_as_consequence(finding) for finding in own.findings]
         return replace(
             own,
@@ -278,19 +287,34 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
     every = [own, *(other for other in others if has_posted(other.run))]
     worst = min(every, key=lambda one: _STATUSES.index(one.status))
     if worst.status != "ok":
-        summary = f"{_of_engine(worst)}{worst.summary}"
+        summary = f"{_of_job(worst)}{worst.summary}"
     else:
-        summary = " ".join(f"{_of_engine(one)}{one.summary}" for one in every)
+        summary = " ".join(f"{_of_job(one)}{one.summary}" for one in every)
     return replace(own, status=worst.status, summary=summary, linked=tuple(others))
 
 
-def _of_engine(verdict: Verdict) -> str:
-    name = engine_of(verdict.run)
-    return f"Engine {name}: " if name else ""
+def _of_job_inside(own: Verdict, inner: Verdict) -> Verdict:
+    """Return the verdict on a job that hangs or diverged, and that a rank of another started."""
+    assert inner.cause is not None
+    cause = _located(inner.cause, inner.run)
+    note = f"rank {inner.run.started_by} of another job started these ranks: {own.summary}"
+    return replace(
+        inner,
+        run=replace(inner.run, notes=(*inner.run.notes, note)),
+        cause=cause,
+        findings=(cause, *inner.findings[1:]),
+        summary=cause.summary,
+    )
 
 
-def _located(finding: Finding, engine: str) -> Finding:
-    return replace(finding, summary=f"Engine {engine}: {finding.summary}") if engine else finding
+def _of_job(verdict: Verdict) -> str:
+    name = job_name(verdict.run)
+    return f"{name}: " if name else ""
+
+
+def _located(finding: Finding, run: Run) -> Finding:
+    name = job_name(run)
+    return replace(finding, summary=f"{name}: {finding.summary}") if name else finding
 
 
 def _diagnose(

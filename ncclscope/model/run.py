@@ -148,7 +148,8 @@ class Run:
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
         unreadable: Missing ranks whose records are damaged or cannot be read.
-        linked: Runs of other jobs that exchange transfers with this one.
+        linked: Runs of other jobs that exchange transfers with this one, or that its ranks started.
+        started_by: Of a job that a rank of another one started: that rank.
     """
 
     ranks: tuple[Rank, ...]
@@ -163,6 +164,7 @@ class Run:
     dumped: Run | None = None
     unreadable: tuple[int, ...] = ()
     linked: tuple[Run, ...] = ()
+    started_by: int | None = None
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:

@@ -24,6 +24,7 @@ from ncclscope.readers.late_starts import number_late
 from ncclscope.readers.launchers import restarts, with_ends
 from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.members import join_processes, with_members
+from ncclscope.readers.nested import separate_nested
 from ncclscope.readers.nodes import Nodes
 from ncclscope.readers.partitions import with_parts
 from ncclscope.readers.registry import reader_of
@@ -117,8 +118,11 @@ def assemble(
     """
     remarks = list(notes)
     first, *others = separate_linked(processes, remarks)
-    run = _assemble(first, remarks, sources)
-    return replace(run, linked=tuple(_assemble(job, [], sources) for job in others))
+    own, nested = separate_nested(first)
+    run = _assemble(own, remarks, sources)
+    inside = [replace(_assemble(job, [], sources), started_by=rank) for rank, job in nested.items()]
+    linked = (*(_assemble(job, [], sources) for job in others), *inside)
+    return replace(run, linked=linked)
 
 
 def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[str]) -> Run:

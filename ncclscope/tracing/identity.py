@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from ncclscope import settings
-from ncclscope.procfs import boot_id, pid_namespace, start_ticks
+from ncclscope.procfs import ancestors, boot_id, pid_namespace, start_ticks
 from ncclscope.redaction import redact_words
 
 __all__ = [
@@ -36,6 +36,7 @@ def describe_process() -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "parent": os.getppid(),
+        "ancestors": ancestors(os.getpid()),
         "started_ns": time.time_ns(),
         "boot_id": boot_id(),
         "pid_namespace": pid_namespace(),

@@ -26,7 +26,12 @@ from ncclscope.analysis.sequences.survived import (
     find_survived,
 )
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
-from ncclscope.analysis.sequences.tie_breaks import broke_pattern, majority_of_kind, suspect_of_pair
+from ncclscope.analysis.sequences.tie_breaks import (
+    broke_pattern,
+    is_new_to_all,
+    majority_of_kind,
+    suspect_of_pair,
+)
 from ncclscope.analysis.waits.endings import (
     ended_by_peers,
     interrupted_after,
@@ -158,9 +163,8 @@ class Case(Records):
                     break
                 for group in divergence.groups[1:]:
                     singled.update(group)
-                    found.append(
-                        self._difference(divergence, group, divergence.majority, "majority")
-                    )
+                    basis = "new call" if is_new_to_all(self, divergence, group) else "majority"
+                    found.append(self._difference(divergence, group, divergence.majority, basis))
                 divergence = self._later(divergence)
         for divergence in self.divergences:
             if not divergence.majority:

@@ -18,6 +18,8 @@ _REASONS = {
     "others are fewer, and kept it",
     "steps": "{suspect} posted another number of calls in one step than both ranks did in every "
     "step before it",
+    "new call": "a majority identifies the diverging ranks, but its own call is new there: each "
+    "time before, the diverging ranks' call came next, so that the majority may have diverged",
     "same kind": "the majority of other communicators of its kind identifies the diverging ranks",
 }
 
@@ -37,7 +39,8 @@ class Difference:
         edits: The edits that turn the peers' sequence into the diverging one, from ``seq`` on.
         aligned: Pairs of a peer's and a diverging rank's calls around ``seq``.
         basis: The evidence that identifies the diverging ranks: ``majority``,
-            ``other communicators``, ``same kind``, or empty; for suspects ``habit``,
+            ``new call`` (a majority that posted what none had posted before), ``other
+            communicators``, ``same kind``, or empty; for suspects ``habit``,
             ``pattern`` or ``steps``.
         item: The recorded detail in which calls with equal signatures differ, such as "the lines
             they came from"; empty where the signatures differ.
@@ -126,7 +129,7 @@ class Difference:
     def certain(self) -> bool:
         """Whether the records alone show which ranks diverged and at which call."""
         concluded = (
-            self.basis == "same kind"
+            self.basis in ("same kind", "new call")
             or self.inferred
             or self.other is not None
             or self.differing_calls is not None

@@ -17,6 +17,7 @@ from ncclscope.analysis.sequences.habit import (
     follows,
     habit_of,
     in_step,
+    is_due,
 )
 from ncclscope.analysis.sequences.step_rhythm import broke_rhythm
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ncclscope.model import Call
     from ncclscope.model.log import CallLog
 
-__all__ = ["broke_pattern", "majority_of_kind", "suspect_of_pair"]
+__all__ = ["broke_pattern", "is_new_to_all", "majority_of_kind", "suspect_of_pair"]
 
 
 def majority_of_kind(records: Records, divergence: Divergence) -> tuple[int, ...] | None:
@@ -95,6 +96,26 @@ def broke_pattern(records: Records, divergence: Divergence) -> bool:
     start = max(divergence.seq - PAST, *(log.first for log in logs))
     pasts = [[_step(call) for call in log.span(start, divergence.seq)] for log in logs]
     return pasts[0] == pasts[1] and expected_next(pasts[0], broke, kept) == kept
+
+
+def is_new_to_all(records: Records, divergence: Divergence, odd: tuple[int, ...]) -> bool:
+    """Return whether a majority posted a call that none had posted, while others kept the order.
+
+    Args:
+        records: The records.
+        divergence: The divergence, with a majority.
+        odd: A smaller group, whose call may be the one that all have posted next lately.
+    """
+    logs = records.logs(divergence.comm.key)
+    own, common = logs[odd[0]], logs[divergence.majority[0]]
+    seq = divergence.seq
+    if not own.first <= seq <= own.calls or not common.first <= seq <= common.calls:
+        return False
+    call, new = own.call(seq), _step(common.call(seq))
+    if not is_due(own, call):
+        return False
+    past = own.span(max(own.first, seq - PAST), seq)
+    return all(_step(one) != new for one in past)
 
 
 def _step(call: Call) -> tuple[Habit, str | None, str | None]:

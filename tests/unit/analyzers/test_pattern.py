@@ -98,3 +98,26 @@ def test_a_pair_in_different_branches_is_described_by_their_lines(cluster_of: Cl
     assert "save.py:1 save" in cause.summary
     assert "train.py:2 forward" in cause.summary
     assert "from call 9 on" in cause.summary
+
+
+@pytest.mark.parametrize(("known", "confidence"), [(False, "likely"), (True, "certain")])
+def test_a_majority_in_a_call_that_is_new_to_all_proves_nothing(
+    cluster_of: ClusterOf, known: bool, confidence: str
+) -> None:
+    """Rank 3 may have missed a branch, or the others took one that is none of theirs."""
+    cluster = cluster_of(4)
+    if known:
+        cluster.post(cluster.everybody, "world", "broadcast", root=0, site="train.py:20 save")
+    rounds(cluster)
+    cluster.post([0, 1, 2], "world", "broadcast", root=0, site="train.py:20 save", done=False)
+    last(cluster, [3], "all_reduce")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == (
+        "op_mismatch",
+        (3,),
+        confidence,
+    )
+    assert any("the majority may have diverged" in one for one in cause.inferred) is not known

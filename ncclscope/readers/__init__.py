@@ -28,7 +28,7 @@ from ncclscope.readers.nested import separate_nested
 from ncclscope.readers.nodes import Nodes
 from ncclscope.readers.partitions import with_parts
 from ncclscope.readers.registry import reader_of
-from ncclscope.readers.replicas import separate_replicas, span
+from ncclscope.readers.replicas import number_rest, separate_replicas, span
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
@@ -130,9 +130,9 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
     processes, dumps = _without_repeats(settle(_distinct(processes), remarks))
     processes = _newest_attempt(_newest_run(processes, remarks), remarks)
     processes = infer_windows(join_processes(processes))
-    others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
-    ranks = with_ends(number_late(with_members(ranks)), others)
+    loose, others = number_rest(ranks, [process for process in processes if process.rank < 0])
+    ranks = with_ends(number_late(with_members([*ranks, *loose])), others)
     ranks.sort(key=lambda rank: rank.rank)
     remarks.extend(restarts(ranks, others))
     communicators: dict[str, Communicator] = {}
@@ -159,7 +159,7 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
         expected=expected,
         notes=tuple(remarks),
         sources=tuple(sources),
-        others=others,
+        others=tuple(others),
         dumped=assemble(dumps) if dumps else None,
     )
 

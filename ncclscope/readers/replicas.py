@@ -16,7 +16,7 @@ from ncclscope.model.text import plural
 from ncclscope.model.ties import grouped, tied
 from ncclscope.readers.members import renamed
 
-__all__ = ["separate_replicas", "span"]
+__all__ = ["number_rest", "separate_replicas", "span"]
 
 
 def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
@@ -52,6 +52,25 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
         renamed(rank, {key: f"{key}/replica-{place}" for key in shared}) if place else rank
         for rank, place in zip(moved, places, strict=True)
     ]
+
+
+def number_rest(ranks: Sequence[Rank], others: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
+    """Number processes after the ranks that have no world, but places in groups.
+
+    Args:
+        ranks: The processes with a rank.
+        others: Those without.
+
+    Returns:
+        The numbered ones, and the others that remain.
+    """
+    loose: list[Rank] = []
+    rest: list[Rank] = []
+    for one in others:
+        (loose if one.logs.keys() & one.places.keys() else rest).append(one)
+    loose.sort(key=lambda one: (min(one.places.values()), one.pid))
+    start = max((end for rank in ranks for end in (rank.rank + 1, rank.world_size)), default=0)
+    return [replace(one, rank=number) for number, one in enumerate(loose, start)], rest
 
 
 def _living(same: Sequence[Rank]) -> list[Rank]:
@@ -121,7 +140,10 @@ def span(rank: Rank) -> tuple[int, int]:
 def _places(ranks: Sequence[Rank]) -> list[int]:
     """Return the replica number, from 0, of each process."""
     cohorts = tied(range(len(ranks)), lambda one: ranks[one].logs)
-    if any(len({ranks[one].rank for one in cohort}) < len(cohort) for cohort in cohorts):
+    if _repeat(ranks, cohorts):
+        # Processes of different worlds may share a group, whose members no world knows.
+        cohorts = tied(range(len(ranks)), lambda one: _of_its_world(ranks[one]))
+    if _repeat(ranks, cohorts):
         cohorts = _siblings(ranks)  # the communicator keys are not unique
     places = [0] * len(ranks)
     taken: set[tuple[int, int]] = set()
@@ -135,11 +157,19 @@ def _places(ranks: Sequence[Rank]) -> list[int]:
     return places
 
 
+def _repeat(ranks: Sequence[Rank], cohorts: Sequence[Sequence[int]]) -> bool:
+    return any(len({ranks[one].rank for one in cohort}) < len(cohort) for cohort in cohorts)
+
+
+def _of_its_world(rank: Rank) -> list[str]:
+    return [key for key, log in rank.logs.items() if log.communicator.ranks]
+
+
 def _siblings(ranks: Sequence[Rank]) -> list[list[int]]:
     """Return groups of processes that one process started; single ones where numbers repeat."""
     parents = [(rank.host, rank.details.get("parent", -n)) for n, rank in enumerate(ranks, 1)]
     found = list(grouped(range(len(ranks)), lambda one: parents[one]).values())
-    if any(len({ranks[one].rank for one in family}) < len(family) for family in found):
+    if _repeat(ranks, found):
         return [[one] for one in range(len(ranks))]
     return found
 
@@ -149,7 +179,7 @@ def _shared(ranks: Sequence[Rank], places: Sequence[int]) -> set[str]:
     seen: dict[str, set[tuple[int, int]]] = {}
     for rank, place in zip(ranks, places, strict=True):
         for key in rank.logs:
-            seen.setdefault(key, set()).add((place, rank.rank))
+            seen.setdefault(key, set()).add((place, rank.places.get(key, rank.rank)))
     return {key for key, own in seen.items() if len({number for _, number in own}) < len(own)}
 
 

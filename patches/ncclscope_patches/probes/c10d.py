@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -111,22 +112,23 @@ class C10dProbe(Patch):
         helper = module._new_process_group_helper
 
         def new_group(token: Any, result: Any) -> None:
-            size, rank, ranks, creation, timeout = token
+            size, rank, ranks, is_world, creation, timeout = token
             if creation is not None:
                 group_creation.end(creation)
             group = result[0]
             if not isinstance(group, module.ProcessGroup):
                 return  # this process is not a member
-            if not ranks:  # the default group
-                process_groups.join_world(rank, size)
             created_at = callsite.user_place(sys._getframe(1))
-            process_groups.declare(group, ranks or range(size), created_at, timeout)
+            if is_world:
+                process_groups.join_world(rank, size)
+            members = range(size) if is_world else ranks
+            process_groups.declare(group, members, created_at, timeout)
 
         def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}
             size, rank, ranks = (given[name] for name in _HELPER[:3])
             creation = None
-            if not ranks:
+            if is_world := not ranks and _makes_world():
                 process_groups.begin_world()
             # Functional collectives create a group with a tag on its members only.
             if ranks and not given.get("pg_tag"):
@@ -134,9 +136,20 @@ class C10dProbe(Patch):
                 creation = group_creation.begin(parent, name, ranks, given["backend"])
             limit = given.get("timeout")
             seconds = 0 if limit is None else int(limit.total_seconds())
-            return size, rank, ranks, creation, seconds
+            return size, rank, ranks, is_world, creation, seconds
 
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
+
+
+def _makes_world() -> bool:
+    """Return whether torch makes the default group now.
+
+    RL frameworks make a group without ranks, too, of a trainer and the workers of other worlds.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "init_process_group":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> device_streams.Place | int:

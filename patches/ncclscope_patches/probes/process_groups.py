@@ -100,7 +100,8 @@ def declare(
 
     Args:
         group: The process group.
-        ranks: Global ranks of its members.
+        ranks: Global ranks of its members; empty where torch does not know them, as in a group
+            that a trainer shares with processes of another world.
         created_at: Line of the program that created it.
         timeout: Seconds after which torch gives up a call on it; 0 if unknown.
     """
@@ -204,7 +205,7 @@ def _handle(
         created_at=created_at,
         timeout=timeout,
     )
-    if _worlds.count > 1:
+    if _worlds.count > 1 or (is_new and not ranks):
         place = {"comm_rank": group.rank(), "size": group.size()}
         tracer.ring.update_channel(comm.channel, place)
     waits = True if backends <= _WAITING else False if backends <= _QUEUEING else None

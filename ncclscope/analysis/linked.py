@@ -1,4 +1,4 @@
-"""Runs of jobs that exchange transfers with another one, or that a rank of it started."""
+"""Runs of other jobs: of engines that exchange transfers with this one, or in its directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import replace
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.untrusted import printable, text
 
-__all__ = ["engine_of", "job_name", "keeps_its_starter", "without_transfers"]
+__all__ = ["engine_of", "job_name", "keeps_its_starter", "pids_of", "without_transfers"]
+
+_MOST_PIDS = 8
 
 
 def without_transfers(run: Run) -> Run:
@@ -35,8 +37,17 @@ def job_name(run: Run) -> str:
     """Return the name of a linked job: ``Engine decode-0``; empty if it has none."""
     if run.started_by is not None:
         return f"Job started by rank {run.started_by}"
+    if run.beside:
+        return f"Job of {pids_of(run)}"
     name = engine_of(run)
     return f"Engine {name}" if name else ""
+
+
+def pids_of(run: Run) -> str:
+    """Return the pids of a run's ranks: ``pids 31 32``."""
+    found = [str(rank.pid) for rank in run.ranks]
+    shown = found if len(found) <= _MOST_PIDS else [*found[:_MOST_PIDS], "..."]
+    return f"{'pid' if len(found) == 1 else 'pids'} {' '.join(shown)}"
 
 
 def keeps_its_starter(run: Run, cause: Finding) -> bool:

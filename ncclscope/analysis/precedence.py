@@ -16,7 +16,7 @@ from ncclscope.analysis.waits.order import Moment
 from ncclscope.model import Finding
 from ncclscope.model.signature import P2P_OPS
 
-__all__ = ["HANG_KINDS", "drop_refined", "in_order", "is_hang", "settle"]
+__all__ = ["HANG_KINDS", "as_consequence", "drop_refined", "in_order", "is_hang", "settle"]
 
 HANG_KINDS = frozenset(
     {"not_joined", "dead_rank", "order_cycle", "stalled", "init_stalled", "transfer_stalled"}
@@ -30,6 +30,11 @@ def settle(case: Case, claims: Sequence[tuple[Analyzer, Finding]]) -> list[Findi
     """Return the claimed findings without refined ones, and with echoes as consequences."""
     found = _without_accounted(_without_echoes(drop_refined(claims)))
     return _without_survived(_without_held_up(case, found))
+
+
+def as_consequence(finding: Finding) -> Finding:
+    """Return a finding as a consequence, if it was a cause."""
+    return replace(finding, role="consequence") if finding.role == "cause" else finding
 
 
 def in_order(case: Case, found: Iterable[Finding]) -> list[Finding]:

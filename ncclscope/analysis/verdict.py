@@ -24,9 +24,10 @@ from ncclscope.analysis.linked import (
     engine_of,
     job_name,
     keeps_its_starter,
+    pids_of,
     without_transfers,
 )
-from ncclscope.analysis.precedence import in_order, is_hang, settle
+from ncclscope.analysis.precedence import as_consequence, in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
 from ncclscope.analysis.registry import Analyzer, load_analyzers
@@ -265,14 +266,17 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
     troubled = [other for other in others if other.cause is not None]
     for other in troubled:
         inside = other.run.started_by is not None
+        if other.run.beside and own.cause is None:
+            return _of_another(own, other, f"a job of {pids_of(own.run)} ran at the same time")
         if inside and (own.cause is None or keeps_its_starter(other.run, own.cause)):
-            return _of_job_inside(own, other)
+            starter = f"rank {other.run.started_by} of another job started these ranks"
+            return _of_another(own, other, starter)
     stalled = own.cause is not None and own.cause.transfer is not None
     if troubled and (own.cause is None or stalled):
         other = troubled[0]
         assert other.cause is not None
         cause = _located(other.cause, other.run)
-        rest = [_as_consequence(finding) for finding in own.findings]
+        rest = [as_consequence(finding) for finding in own.findings]
         return replace(
             own,
             status=other.status,
@@ -281,6 +285,10 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
             summary=cause.summary,
             linked=tuple(others),
         )
+    for other in troubled:
+        if other.run.beside:
+            note = f"another job ran at the same time: {_of_job(other)}{other.summary}"
+            own = replace(own, run=replace(own.run, notes=(*own.run.notes, note)))
     if own.cause is not None:
         return replace(own, linked=tuple(others))
     # Of an engine of one process, nothing but its transfers is recorded; they are in `own`.
@@ -293,16 +301,21 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
     return replace(own, status=worst.status, summary=summary, linked=tuple(others))
 
 
-def _of_job_inside(own: Verdict, inner: Verdict) -> Verdict:
-    """Return the verdict on a job that hangs or diverged, and that a rank of another started."""
-    assert inner.cause is not None
-    cause = _located(inner.cause, inner.run)
-    note = f"rank {inner.run.started_by} of another job started these ranks: {own.summary}"
+def _of_another(own: Verdict, other: Verdict, how: str) -> Verdict:
+    """Return the verdict on another job that hangs or diverged.
+
+    Args:
+        own: The verdict on this job.
+        other: That on the other one.
+        how: What this job has to do with that one.
+    """
+    assert other.cause is not None
+    cause = _located(other.cause, other.run)
     return replace(
-        inner,
-        run=replace(inner.run, notes=(*inner.run.notes, note)),
+        other,
+        run=replace(other.run, notes=(*other.run.notes, f"{how}: {own.summary}")),
         cause=cause,
-        findings=(cause, *inner.findings[1:]),
+        findings=(cause, *other.findings[1:]),
         summary=cause.summary,
     )
 
@@ -327,7 +340,7 @@ def _diagnose(
     dumped = _from_dumps(run, cause, coverage, asked)
     if dumped:
         cause = dumped[0]
-        found = [*dumped, *(_as_consequence(one) for one in found)]
+        found = [*dumped, *(as_consequence(one) for one in found)]
     agreement = Agreement("", "")
     if cause is None:
         seen = [one for one in found if one.role == "latent" and _waits(one)]
@@ -383,10 +396,6 @@ def _from_dumps(
     origin = "source: Flight Recorder dumps, which hold calls that no probe recorded"
     first = replace(found.cause, evidence=(*found.cause.evidence, origin))
     return [first, *found.findings[1:]]
-
-
-def _as_consequence(finding: Finding) -> Finding:
-    return replace(finding, role="consequence") if finding.role == "cause" else finding
 
 
 def _nearly(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,9 +115,11 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     candidates = find_workers(options.pids)
     unranked = left_out(options.pids, candidates)
     files = [Path(ring) for candidate in candidates for ring in candidate.rings]
-    recorded, rings = _read_rings(files)
-    if recorded is not None and recorded.linked:
-        # Of jobs tied by transfers, the one that waits is sampled; the others are read.
+    every, rings = _read_rings(files)
+    recorded = None if every is None else _sampled(every)
+    if every is not None and every.linked:
+        # Of several jobs, the one that waits or hangs is sampled; the others are read.
+        assert recorded is not None
         own = {process.pid for process in (*recorded.ranks, *recorded.others)}
         candidates = [one for one in candidates if one.pid in own] or candidates
     elif recorded is not None:
@@ -141,8 +143,9 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     last, native_source = _native(options, samples[-1])
     samples[-1] = last
     sources = [*native_source, *_flight_recorder(options, placed)]
-    if recorded is not None:  # include what was recorded while sampling
-        recorded, rings = _read_rings(files)
+    if every is not None:  # include what was recorded while sampling
+        every, rings = _read_rings(files)
+        recorded = None if every is None else _sampled(every, pids)
     kernel, kernel_source = read_kernel_log(options.kernel_log)
     workers = tuple(
         replace(_worker(one, samples), lost_peers=lost_peers(one.candidate.pid)) for one in placed
@@ -218,6 +221,26 @@ def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
     except (NcclscopeError, OSError):
         return None, []
     return run, sorted({Path(process.source) for process in run.processes})
+
+
+def _sampled(run: Run, pids: Collection[int] = ()) -> Run:
+    """Return the one job that is sampled, of those that recorded in one directory.
+
+    Jobs that exchange transfers are judged together.
+
+    Args:
+        run: The newest job, with the others.
+        pids: The processes that were sampled; without them, it is the job that the verdict is on.
+    """
+    tied = tuple(one for one in run.linked if not one.beside and one.started_by is None)
+    if len(tied) == len(run.linked):
+        return run
+    apart = (replace(one, sources=run.sources) for one in run.linked if one not in tied)
+    jobs = replace(run, linked=tied), *apart
+    if pids:
+        return max(jobs, key=lambda job: sum(rank.pid in pids for rank in job.ranks))
+    found = {(rank.host, rank.pid) for rank in diagnose(run).run.ranks}
+    return max(jobs, key=lambda job: sum((rank.host, rank.pid) in found for rank in job.ranks))
 
 
 def _variable(placed: Sequence[Placed], name: str) -> str | None:

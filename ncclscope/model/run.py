@@ -148,8 +148,10 @@ class Run:
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
         unreadable: Missing ranks whose records are damaged or cannot be read.
-        linked: Runs of other jobs that exchange transfers with this one, or that its ranks started.
+        linked: Runs of other jobs that exchange transfers with this one, that its ranks started, or
+            that recorded in the same directory at the same time.
         started_by: Of a job that a rank of another one started: that rank.
+        beside: Whether it only recorded in the directory of the run that it is linked to.
     """
 
     ranks: tuple[Rank, ...]
@@ -165,6 +167,7 @@ class Run:
     unreadable: tuple[int, ...] = ()
     linked: tuple[Run, ...] = ()
     started_by: int | None = None
+    beside: bool = False
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:

@@ -40,6 +40,9 @@ from ncclscope.untrusted import MAX_RANKS, open_regular, printable
 __all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
 
 _LONGEST_NOTE = 1 << 12
+_MOST_BESIDE = 8
+"""Other jobs of a directory that are judged, too."""
+_SAME_END_NS = 5 * 10**9
 
 
 @without_collection()
@@ -122,13 +125,14 @@ def assemble(
     run = _assemble(own, remarks, sources)
     inside = [replace(_assemble(job, [], sources), started_by=rank) for rank, job in nested.items()]
     linked = (*(_assemble(job, [], sources) for job in others), *inside)
-    return replace(run, linked=linked)
+    return replace(run, linked=(*linked, *run.linked))
 
 
 def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[str]) -> Run:
     """Combine the records of the processes of one job."""
     processes, dumps = _without_repeats(settle(_distinct(processes), remarks))
-    processes = _newest_attempt(_newest_run(processes, remarks), remarks)
+    processes, beside = _newest_run(processes, remarks)
+    processes = _newest_attempt(processes, remarks)
     processes = infer_windows(join_processes(processes))
     ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
     loose, others = number_rest(ranks, [process for process in processes if process.rank < 0])
@@ -161,6 +165,7 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
         sources=tuple(sources),
         others=tuple(others),
         dumped=assemble(dumps) if dumps else None,
+        linked=tuple(replace(_assemble(one, [], sources), beside=True) for one in beside),
     )
 
 
@@ -283,8 +288,13 @@ def _is_trace(process: Rank) -> bool:
     return process.details.get("format") == "jsonl"
 
 
-def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
-    """Return the processes of the newest run; earlier ones may have used the same directory."""
+def _newest_run(processes: list[Rank], notes: list[str]) -> tuple[list[Rank], list[list[Rank]]]:
+    """Return the newest run, and others that used the same directory until it ended.
+
+    Args:
+        processes: The processes of all runs.
+        notes: Receives what was joined, and what was left out as earlier.
+    """
     runs: dict[str, list[Rank]] = {}
     loose = []
     for process in processes:
@@ -294,24 +304,43 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
         else:
             runs.setdefault(run, []).append(process)
     if len(runs) < 2:
-        return processes
+        return processes, []
     newest = max(runs, key=lambda run: max(map(_began, runs[run])))
-    kept, earlier = list(runs.pop(newest)), 0
+    kept, parts = list(runs.pop(newest)), 1
+    beside: list[list[Rank]] = []
+    earlier = []
     for part in runs.values():
         if _belongs(part, kept):
             kept += part
+            parts += 1
+        elif len(beside) < _MOST_BESIDE and _lasts_as_long(part, kept):
+            beside.append(part)
         else:
-            earlier += 1
-    if parts := len(runs) - earlier:
+            earlier.append(part)
+    if parts > 1:
         notes.append(
-            f"{parts + 1} runs are treated as one job: they share communicators or ran at the same "
+            f"{parts} runs are treated as one job: they share communicators or ran at the same "
             f"time, with different ranks of the same world size"
         )
+    if beside:
+        notes.append(
+            f"{plural(len(beside) + 1, 'job')} recorded here at the same time; each is judged for "
+            f"itself"
+        )
     if earlier:
-        left_out = len(processes) - len(loose) - len(kept)
-        rings, runs_text = plural(left_out, "ring"), plural(earlier, "earlier run")
-        notes.append(f"{rings} of {runs_text} left out")
-    return kept + loose
+        rings = plural(sum(map(len, earlier)), "ring")
+        notes.append(f"{rings} of {plural(len(earlier), 'earlier run')} left out")
+    return kept + loose, beside
+
+
+def _lasts_as_long(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
+    """Return whether a run went on beside a newer one until that one ended, or still goes on."""
+    if not any(rank.logs for rank in part) or not any(rank.logs for rank in kept):
+        return False
+    if any(rank.alive for rank in (*part, *kept)):
+        return all(any(rank.alive for rank in run) for run in (part, kept))
+    ends = [max(map(_ended_ns, run)) for run in (part, kept)]
+    return bool(ends[0]) and ends[0] >= ends[1] - _SAME_END_NS
 
 
 def _began(process: Rank) -> int:

@@ -90,22 +90,42 @@ def test_hosts_whose_clocks_differ_are_one_job_if_they_share_a_communicator(tmp_
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "is_beside"),
     [
-        {"began": -20, "ended": -1},  # it had ended
-        {"rank": 1},  # it has a rank of the newest
-        {"ranks": (0, 1, 2)},  # it was larger
+        ({"began": -20, "ended": -1}, False),  # it had ended
+        ({"rank": 1, "ended": 3}, False),  # it ended long before the newest
+        ({"rank": 1}, True),  # it has a rank of the newest
+        ({"ranks": (0, 1, 2)}, True),  # it was larger
     ],
-    ids=["earlier", "same rank", "other size"],
+    ids=["earlier", "restarted", "same rank", "other size"],
 )
-def test_another_run_is_not_taken_for_a_part(tmp_path: Path, other: dict[str, Any]) -> None:
-    ring(tmp_path, 1, run="new", began=1)
-    ring(tmp_path, **{"rank": 0, "key": "k-other", "run": "other", **other})
+def test_another_run_is_not_taken_for_a_part(
+    tmp_path: Path, other: dict[str, Any], is_beside: bool
+) -> None:
+    ring(tmp_path, 1, run="new", began=1, ended=20)
+    ring(tmp_path, **{"rank": 0, "key": "k-other", "run": "other", "ended": 20, **other})
 
     run = open_run(tmp_path)
 
     assert keys(run) == {1: ["k"]}
-    assert run.notes == ("1 ring of 1 earlier run left out",)
+    assert [(one.beside, [*keys(one).values()]) for one in run.linked] == (
+        [(True, [["k-other"]])] if is_beside else []
+    )
+    left_out = "1 ring of 1 earlier run left out"
+    beside = "2 jobs recorded here at the same time; each is judged for itself"
+    assert run.notes == (beside if is_beside else left_out,)
+
+
+def test_an_older_job_that_hangs_beside_the_newest_one_is_the_verdict(tmp_path: Path) -> None:
+    for rank in range(2):
+        ring(tmp_path, rank, run="new", began=1, ended=60, pid=10 + rank)
+        calls = 3 - rank
+        ring(tmp_path, rank, "other", run="old", began=0, ended=60, pid=20 + rank, calls=calls)
+
+    verdict = diagnose(open_run(tmp_path))
+
+    assert (verdict.status, verdict.summary[:22]) == ("hung", "Job of pids 20 21: Ran")
+    assert any("a job of pids 10 11 ran at the same time" in note for note in verdict.run.notes)
 
 
 def test_rings_of_one_run_need_no_identifier(tmp_path: Path) -> None:

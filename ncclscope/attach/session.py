@@ -38,7 +38,7 @@ from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.untrusted import printable
 
-__all__ = ["GAP_SECONDS", "JobSample", "Options", "sample_job"]
+__all__ = ["GAP_SECONDS", "JobSample", "Options", "patience_for", "sample_job"]
 
 
 GAP_SECONDS = 2.0
@@ -127,9 +127,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
-    # What the rings show to hang is not merely late.
-    hangs = recorded is not None and diagnose(recorded).in_trouble
-    patience = 0.0 if hangs else options.patience
+    patience = patience_for(recorded, options)
     say(f"{plural(len(pids), 'process')}, sampled for {options.gap:g} s")
     reader = ProcessReader(pids)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
@@ -182,6 +180,15 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
             machine.permission_help(pids),
         )
     return JobSample(run, tuple(rings), dumps)
+
+
+def patience_for(recorded: Run | None, options: Options) -> float:
+    """Return for how many seconds to keep sampling, given what the rings show.
+
+    What they show to hang is not merely late. Where they name no rank, stacks that do not move may.
+    """
+    cause = None if recorded is None else diagnose(recorded).cause
+    return 0.0 if cause is not None and cause.diverging_ranks else options.patience
 
 
 def _longer(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.attach.session import Options, patience_for
 from ncclscope.model import Run
 from tests.support.cluster import Cluster
 from tests.support.snapshots import (
@@ -178,3 +179,15 @@ def test_ranks_in_a_stalled_call_may_wait_for_a_processor(
     starved = [text for text in texts if "without a processor" in text]
     assert len(starved) == (2 if share else 0)
     assert all(f"ranks 0 1 were ready to run without a processor for {share}" in t for t in starved)
+
+
+@pytest.mark.parametrize(("waiting", "patience"), [((0,), 10.0), ((0, 1), 0.0)])
+def test_stacks_are_sampled_longer_where_the_rings_name_no_rank(
+    tmp_path: Path, waiting: tuple[int, ...], patience: float
+) -> None:
+    everybody = (*waiting, len(waiting))
+    cluster = Cluster(tmp_path, len(everybody))
+    cluster.post(everybody, "world")
+    cluster.post(waiting, "world", done=False)
+
+    assert patience_for(cluster.run(), Options.of(None)) == patience

@@ -14,7 +14,9 @@ __all__ = [
     "collective_of",
     "is_library",
     "is_plumbing",
+    "is_stuck_alone",
     "program_frame",
+    "runs_own_code",
     "unrecorded_of",
     "user_frame",
     "wait_of",
@@ -91,6 +93,7 @@ _STORE_CALL = re.compile(
 _FUNCTIONAL = re.compile(r"(?:^|\.)_c10d_functional\.(\w+)")
 """Collectives that a compiled graph calls."""
 _LOCK_CALL = re.compile(r"\.(?:acquire|__enter__)$")
+_SLEEPS = re.compile(r"(?:^|\.)sleep$")
 _DEVICE_CALL = re.compile(r"\.(?:item|tolist|cpu|numpy|nonzero|synchronize)$")
 _WAITS = (
     (
@@ -172,6 +175,18 @@ def collective_of(frame: Frame) -> str | None:
     return name if name in COLLECTIVES else None
 
 
+def runs_own_code(frames: Sequence[Frame], start: int) -> bool:
+    """Return whether a collective's function has called the user's program, as pickling does.
+
+    Args:
+        frames: The stack, the outermost frame first.
+        start: Index of the collective's frame.
+    """
+    below = frames[start + 1 :]
+    own = [i for i, one in enumerate(below) if one.installed is False and not is_library(one)]
+    return bool(own) and not any(_HOMES.search(one.file) for one in below[own[-1] :])
+
+
 def wait_of(frame: Frame) -> str | None:
     """Return what a frame waits for, such as ``device``, ``queue`` or ``lock``; else None."""
     for what, file, names in _WAITS:
@@ -234,6 +249,21 @@ def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, 
         if _DEVICE_CALL.search(name) and has_gpu:
             return None, "device"
     return None, _BLOCKED.get(blocked)
+
+
+def is_stuck_alone(frame: Frame, blocked: str, is_busy: bool) -> bool:
+    """Return whether a line of the program waits for no peer: it sleeps, spins, or is blocked.
+
+    Args:
+        frame: The innermost frame.
+        blocked: What the thread's system call waits for.
+        is_busy: Whether the thread uses a core.
+    """
+    if is_busy:
+        return frame.installed is False and not frame.calls  # it calls nothing that could wait
+    if blocked == "sleep":
+        return any(map(_SLEEPS.search, frame.calls))
+    return waited_call(frame, blocked, has_gpu=False)[1] in ("child", "file", "lock")
 
 
 def is_plumbing(frame: Frame) -> bool:

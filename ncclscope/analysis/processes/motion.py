@@ -10,13 +10,19 @@ from functools import cached_property
 from ncclscope.analysis.processes.frames import (
     INIT_OPS,
     POSTED_BY_CPP,
-    collective_of,
-    is_library,
     program_frame,
     unrecorded_of,
     user_frame,
-    wait_of,
     waited_call,
+)
+from ncclscope.analysis.processes.samples import (
+    BUSY,
+    IDLE,
+    change_of,
+    key_of,
+    polled,
+    sample_of,
+    without_own_code,
 )
 from ncclscope.analysis.processes.work import work_of
 from ncclscope.model import Run
@@ -30,10 +36,6 @@ MANY_SWITCHES = 10.0
 A thread that hangs in a gloo collective makes none in seconds; one that exchanges small tensors
 makes thousands.
 """
-BUSY = 0.2
-"""Share of a core above which a thread without a known wait is working."""
-IDLE = 0.05
-"""Share of a core below which a thread computes nothing; polling takes less."""
 STARTED_BUSY = 0.1
 """The same for all processes that a rank has started: it may wait for one that shares a core."""
 MOVED_BYTES = 1 << 16
@@ -41,11 +43,8 @@ MOVED_BYTES = 1 << 16
 STARVED = 0.6
 """Share of the time for which a thread that is ready to run has no processor, above which it is
 starved. Two threads that spin on one processor have none half of the time."""
-_POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
-_BEHIND = frozenset({"lock", "queue", "started"})
-"""Waits of a main thread that may be for another thread, which posts."""
 _REASONS = {
     "child": "waits for a child process",
     "data": "waits for its data loader",
@@ -116,7 +115,7 @@ class Motion:
     @cached_property
     def key(self) -> tuple[tuple[str, str, int], ...]:
         """Key that ranks with the same stack share."""
-        return _key(self.frames, self.op, self.waits)
+        return key_of(self.frames, self.op, self.waits)
 
     @property
     def is_waiting(self) -> bool:
@@ -171,7 +170,7 @@ class Motion:
 
 def waits_for_requests(stacks: Stacks) -> bool:
     """Return whether a main thread waits in a queue of its process that another thread may fill."""
-    one = _sample(stacks)
+    one = sample_of(stacks)
     return (
         one.waits == "queue" and one.frames[-1].base == "queue.py" and _is_fed(stacks, one.thread)
     )
@@ -200,24 +199,6 @@ def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
     return {worker.rank: _motion(worker, snapshot.gap, several) for worker in snapshot.workers}
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The most relevant thread of a rank in one sample."""
-
-    thread: str = ""
-    frames: tuple[Frame, ...] = ()
-    op: str | None = None
-    waits: str | None = None
-
-    @property
-    def key(self) -> tuple[tuple[str, str, int], ...]:
-        return _key(self.frames, self.op, self.waits)
-
-    @property
-    def counters(self) -> list[dict[str, int]]:
-        return [dict(frame.counters) for frame in self.frames]
-
-
 def _motion(worker: Worker, gap: float, several: bool) -> Motion:
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""
@@ -231,19 +212,20 @@ def _motion(worker: Worker, gap: float, several: bool) -> Motion:
         switches = max(0, second.switches - first.switches)
     if last and last in "XZ":
         return Motion(worker, "ended")
-    samples = [_sample(stacks) for stacks in worker.stacks if stacks.threads]
-    if not samples:
+    read = [sample_of(stacks) for stacks in worker.stacks if stacks.threads]
+    if not read:
         condition = "stopped" if last in ("T", "t") else "unread"
         return Motion(worker, condition, cpu=cpu, main_cpu=main_cpu, delayed=delayed)
-    polled = _polled(samples, main_cpu)
-    one = polled or samples[-1]
+    samples = without_own_code(read, worker, main_cpu)
+    polling = polled(samples, main_cpu)
+    one = polling or samples[-1]
     condition, why = "still", ""
     if last in ("T", "t"):
         condition = "stopped"
     elif len(samples) < 2:
         condition, why = "moving", "its stack was read only once"
-    elif polled is None:
-        why = _change(samples)
+    elif polling is None:
+        why = change_of(samples)
         condition = "moving" if why else "still"
     op, waits, unrecorded = one.op, one.waits, False
     if waits is None and condition != "moving":
@@ -274,47 +256,6 @@ def _behind(
         return None, None, False
     op, waits = waited_call(frames[-1], last.blocked, any(map(_USES_GPU.search, threads)))
     return op, waits, False
-
-
-def _change(samples: Sequence[_Sample]) -> str:
-    """Return what changed between the samples; empty where all are equal."""
-    last = samples[-1]
-    for one in samples[:-1]:
-        if one.key != last.key:
-            return "its stack changed"
-        if one.counters != last.counters:
-            return "a loop counter changed"
-    return ""
-
-
-def _polled(samples: Sequence[_Sample], main_cpu: float) -> _Sample | None:
-    """Return the sample in which a rank polls for something; None where it does not poll.
-
-    A polling rank stays in one function, mostly sleeps there, and uses no CPU time. Stacks that
-    differ only by what it checks in between are no progress.
-    """
-    if main_cpu > IDLE or len(samples) < 2 or any(one.waits == "collective" for one in samples):
-        return None
-    frames = [one.frames for one in samples]
-    depth = 0
-    for level in zip(*frames, strict=False):
-        if len({(frame.file, frame.function) for frame in level}) > 1:
-            break
-        if any(frame.counters != level[0].counters for frame in level):
-            return None
-        depth += 1
-        if len({frame.line for frame in level}) > 1:
-            break
-    if not depth:
-        return None
-    asleep = [
-        one
-        for one in samples
-        if len(one.frames) == depth and any(map(_POLLS.search, one.frames[-1].calls))
-    ]
-    if len({one.key for one in samples}) < 2 or 2 * len(asleep) < len(samples):
-        return None
-    return _Sample(asleep[-1].thread, asleep[-1].frames, None, "poll")
 
 
 def _activity(
@@ -351,53 +292,6 @@ def _work_beside(worker: Worker, waits: str | None, gap: float) -> str:
     if waits != "queue" and size > MOVED_BYTES:
         return f"it read and wrote {size / 1e6:.1f} MB"
     return ""
-
-
-def _sample(stacks: Stacks) -> _Sample:
-    """Return the most relevant thread: one in a collective, otherwise the main thread."""
-    found = [_cut(thread.name, thread.frames) for thread in stacks.threads if thread.frames]
-    if not found:
-        return _Sample()
-    main = next((one for one in found if one.thread == "MainThread"), found[0])
-    if main.waits in ("collective", "device"):
-        return main
-    # Another thread may post the collective while the main one waits for it, as in a backward,
-    # whose hooks run on the threads of the devices.
-    posting = [one for one in found if one.waits == "collective"]
-    is_behind = (
-        main.waits in ("lock", "queue", "started") or unrecorded_of(main.frames) == "backward"
-    )
-    return posting[0] if posting and is_behind else main
-
-
-def _cut(thread: str, frames: tuple[Frame, ...]) -> _Sample:
-    """Cut a stack below the innermost frame that shows what it waits for."""
-    for index in range(len(frames) - 1, -1, -1):
-        op = collective_of(frames[index])
-        if op is not None:
-            return _Sample(thread, frames[: index + 1], op, "collective")
-    for index, frame in enumerate(frames):
-        what = wait_of(frame)
-        if what is not None:
-            return _Sample(thread, frames[: index + 1], None, what)
-    return _Sample(thread, frames)
-
-
-def _key(
-    frames: Sequence[Frame], op: str | None, waits: str | None
-) -> tuple[tuple[str, str, int], ...]:
-    """Return the functions and lines of a stack; without the last line where it says nothing.
-
-    A library waits for one thing at several lines, and a loop that polls is seen at any of its
-    lines. In the user's program, another line is another call: each work has its own wait.
-    """
-    last = len(frames) - 1
-    waiting = bool(frames) and (op is not None or waits is not None)
-    is_loose = waiting and (waits == "poll" or is_library(frames[-1]))
-    return tuple(
-        (frame.file, frame.function, 0 if is_loose and index == last else frame.line)
-        for index, frame in enumerate(frames)
-    )
 
 
 def seen_at(run: Run, number: int) -> str:

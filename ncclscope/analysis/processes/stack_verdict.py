@@ -19,7 +19,8 @@ from ncclscope.analysis.processes.judgement import (
     unless_idle,
     unless_late,
 )
-from ncclscope.analysis.processes.motion import IDLE, Motion
+from ncclscope.analysis.processes.motion import Motion
+from ncclscope.analysis.processes.samples import IDLE
 from ncclscope.analysis.processes.stack_classes import (
     LineOrder,
     StackClass,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
-from ncclscope.analysis.failures import failure_of, failures_of
+from ncclscope.analysis.failures import failure_of, failures_of, held_engines
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.sequences.difference import Difference
@@ -223,6 +223,9 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
             f"{'its' if len(unfed) == 1 else 'their'} own process, in which no other Python thread "
             f"runs that could fill it.{agree}",
         )
+    if held := held_engines(snapshot, is_idle=len(resting) == len(motions)):
+        wait = " Its workers wait for work." if len(resting) == len(motions) else ""
+        return Agreement("unknown", f"{held}{wait}{agree}")
     if len(resting) == len(motions):
         if silent := _silent(case, motions):
             return Agreement(

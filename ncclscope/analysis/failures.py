@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import shorten
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.processes.motion import read_engines
 from ncclscope.analysis.waits.endings import failed, timed_out
 from ncclscope.analysis.waits.engine_steps import was_killed
 from ncclscope.analysis.waits.noted import raised
@@ -13,10 +14,11 @@ from ncclscope.analysis.wording import ranks_text, sentence
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.activities import RAISED
 from ncclscope.model.metadata import ENDS, LAUNCHER
+from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 
-__all__ = ["failure_of", "failures_of"]
+__all__ = ["failure_of", "failures_of", "held_engines"]
 
 _SHOWN = 3
 _LONGEST = 240
@@ -32,10 +34,11 @@ def failure_of(case: Case) -> str:
     failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
     # An engine fails, too, if all of the job is killed.
     others = run.others if run.others and not was_killed(case) else ()
+    stopped = [one for one in run.others if "engine" in one.labels and one.details.get("stopped")]
     engines = [one for one in others if failed(one) and ENDS not in one.details]
     raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
     lost = [engine for engine in others if _is_outlived(engine, run)]
-    if not (failing or engines or raising or lost):
+    if not (failing or engines or raising or lost or stopped):
         return _failure_of_program(run)
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
@@ -48,12 +51,34 @@ def failure_of(case: Case) -> str:
         said.setdefault(text, []).append(rank)
     if lost:
         said["is gone without an exit, unlike its workers"] = lost
+    if stopped:
+        said[f"{'is' if len(stopped) == 1 else 'are'} stopped by a signal (state T)"] = stopped
     parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
         have = "is" if len(gone) == 1 else "are"
         parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
     parts.append("No rank is recorded to wait for another.")
     return " ".join(filter(None, parts))
+
+
+def held_engines(snapshot: Snapshot, *, is_idle: bool) -> str:
+    """Return which engines send their workers no requests, and why; empty where none is held.
+
+    Args:
+        snapshot: The process snapshot.
+        is_idle: Whether all workers wait for requests. If not, an engine may wait for an answer.
+    """
+    parts = []
+    for one in read_engines(snapshot):
+        name = f"the engine (pid {one.worker.pid})"
+        if one.condition == "stopped":
+            parts.append(f"{name} is stopped by a signal (state T)")
+        elif is_idle and one.frames and one.is_at_one_line and one.waits != "queue":
+            where = f"{'in' if one.op or one.work else 'at'} {one.text}"
+            parts.append(
+                f"{name} has been {where} for {snapshot.gap:.0f} s, not in its wait for requests"
+            )
+    return f"{sentence('; '.join(parts))}." if parts else ""
 
 
 def _failure_of_program(run: Run) -> str:

@@ -122,6 +122,7 @@ def redact(snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         workers=tuple(_redact_worker(worker) for worker in snapshot.workers),
+        engines=tuple(_redact_worker(engine) for engine in snapshot.engines),
         sources=tuple(
             Source(one.name, one.available, _without_paths(one.state), one.enable)
             for one in snapshot.sources

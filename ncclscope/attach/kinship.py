@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from ncclscope.attach.candidate import Candidate
-from ncclscope.attach.titles import is_worker_title
+from ncclscope.attach.titles import is_engine_title, is_worker_title
 from ncclscope.errors import DamagedFileError
 from ncclscope.model.ties import tied
 from ncclscope.readers.ring.cursor import RingCursor
@@ -23,6 +23,7 @@ from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
 
 __all__ = [
+    "engines_of",
     "group_jobs",
     "idle_launchers",
     "is_launcher",
@@ -137,6 +138,20 @@ def with_ranks_below(
         started = () if _takes_part(one) else tuple(_ranks_among(below(one.pid), one))
         found.update({worker.pid: worker for worker in started or (one,)})
     return list(found.values())
+
+
+def engines_of(
+    workers: Sequence[Candidate], describe: Callable[[int], Candidate]
+) -> list[Candidate]:
+    """Return the engines that started workers and send them their requests.
+
+    Args:
+        workers: The workers.
+        describe: Return what is known about a process.
+    """
+    known = {one.pid for one in workers}
+    above = dict.fromkeys(one.parent for one in workers if one.parent not in known)
+    return [one for one in map(describe, above) if is_engine_title(one.title)]
 
 
 def _ranks_among(descendants: Sequence[Candidate], above: Candidate) -> Iterable[Candidate]:

@@ -25,7 +25,8 @@ from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
 from ncclscope.attach.host.queues import with_queues
 from ncclscope.attach.host.sockets import lost_peers, socket_source
-from ncclscope.attach.processes import Placed, find_workers, give_ranks, left_out
+from ncclscope.attach.kinship import engines_of
+from ncclscope.attach.processes import Placed, describe, find_workers, give_ranks, left_out
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
@@ -113,7 +114,8 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         InputError: No worker could be read.
     """
     candidates = find_workers(options.pids)
-    unranked = left_out(options.pids, candidates)
+    feeding = {one.pid: one for one in engines_of(candidates, describe)}
+    unranked = left_out([pid for pid in options.pids if pid not in feeding], candidates)
     files = [Path(ring) for candidate in candidates for ring in candidate.rings]
     every, rings = _read_rings(files)
     recorded = None if every is None else _sampled(every)
@@ -126,10 +128,12 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         candidates += replaced_programs(recorded, candidates)
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
+    parents = {one.parent for one in candidates}
+    engines = [Placed(one, -1, "title") for pid, one in feeding.items() if pid in parents]
     pids = [one.candidate.pid for one in placed]
     patience = patience_for(recorded, options)
     say(f"{plural(len(pids), 'process')}, sampled for {options.gap:g} s")
-    reader = ProcessReader(pids)
+    reader = ProcessReader([*pids, *(one.candidate.pid for one in engines)])
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)
@@ -138,7 +142,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         answer, ras_source = _ras_answer(after, address, pids)
         answer_before = _ras_answer(before, address, pids)[0]
     reader.close()
-    last, native_source = _native(options, samples[-1])
+    last, native_source = _native(options, samples[-1], pids)
     samples[-1] = last
     sources = [*native_source, *_flight_recorder(options, placed)]
     if every is not None:  # include what was recorded while sampling
@@ -154,6 +158,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         time_ns=time.time_ns(),
         gap=round(gap, 2),
         workers=workers,
+        engines=tuple(_worker(one, samples) for one in engines),
         sources=_relevant(
             placed,
             _ring_source(workers, rings),
@@ -280,7 +285,7 @@ def _ras_answer(
     return answer, Source("ras", True, f"NCCL {answer.version or '?'} answered")
 
 
-def _native(options: Options, last: Sample) -> tuple[Sample, list[Source]]:
+def _native(options: Options, last: Sample, pids: Sequence[int]) -> tuple[Sample, list[Source]]:
     """Add C frames to the last sample, if requested; a verdict does not depend on them."""
     if not options.native:
         return last, []
@@ -289,14 +294,14 @@ def _native(options: Options, last: Sample) -> tuple[Sample, list[Source]]:
         return last, [missing]
     stacks, error = dict(last.stacks), ""
     read = 0
-    for pid, own in last.stacks.items():
+    for pid in pids:
         found = native.read_native(pid)
         if isinstance(found, str):
             error = found
         else:
-            stacks[pid] = native.merge_native(own, found)
+            stacks[pid] = native.merge_native(stacks[pid], found)
             read += 1
-    state = f"C frames of {read} of {len(stacks)} ranks{f'; {error}' if error else ''}"
+    state = f"C frames of {read} of {len(pids)} ranks{f'; {error}' if error else ''}"
     return replace(last, stacks=stacks), [Source("native", read > 0, state)]
 
 

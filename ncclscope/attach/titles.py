@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["is_worker_title", "parse_title", "ranks_from_labels"]
+__all__ = ["is_engine_title", "is_worker_title", "parse_title", "ranks_from_labels"]
 
 _WORKER = re.compile(
     r"^(?:\S+::)?\w*(?:Worker|Scheduler|EngineCore|Actor|Trainer)\w*(?:_[A-Z]+\d+)*(?:[.:\s]|$)",
     re.IGNORECASE,
 )
+_ENGINE = re.compile(r"^\S+::EngineCore")
 _TITLED = re.compile(r"^\S+::")
 _PART = re.compile(r"_([A-Z]{2,4})(\d{1,6})(?=_|\b)")
 _DIMENSIONS = ("dp", "pp", "pcp", "tp")
@@ -29,6 +30,11 @@ def is_worker_title(title: str) -> bool:
     unrelated programs use the word "worker", too.
     """
     return bool(_TITLED.match(title) and _WORKER.match(title))
+
+
+def is_engine_title(title: str) -> bool:
+    """Return whether a process with this title sends requests to its workers."""
+    return bool(_ENGINE.match(title))
 
 
 def parse_title(title: str) -> dict[str, str]:

@@ -143,7 +143,7 @@ class Worker:
 
     Attributes:
         pid: Process id.
-        rank: Global rank.
+        rank: Global rank; of an engine no number.
         rank_source: Source of the rank: ``ring``, ``RANK``, ``title``, ``LOCAL_RANK`` or ``pid``;
             with ``pid``, ranks were assigned in the order of pids.
         world_size: Number of ranks in the job; 0 when not known.
@@ -320,6 +320,7 @@ class Snapshot:
         time_ns: Time of the snapshot, nanoseconds since 1970.
         gap: Seconds between the first and the last sample.
         workers: The processes, ordered by rank.
+        engines: The processes that send workers their requests, and are no ranks.
         sources: The data sources.
         ras: NCCL RAS's answer at the end.
         ras_before: Its answer at the beginning: counts that changed in between are ignored.
@@ -350,6 +351,7 @@ class Snapshot:
     redacted: bool = False
     hosts: tuple[str, ...] = ()
     node: str = ""
+    engines: tuple[Worker, ...] = ()
 
     def source(self, name: str) -> Source | None:
         """Return the data source of that name."""

@@ -66,6 +66,11 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
         node="",
         gap=min(snapshot.gap for snapshot in of_host.values()),
         workers=tuple(workers[rank] for rank in sorted(workers)),
+        engines=tuple(
+            replace(engine, host=host)
+            for (host, _), snapshot in sorted(of_host.items())
+            for engine in snapshot.engines
+        ),
         sources=tuple(
             replace(source, available=False, state="read on each host, but not joined")
             if source.name in ("ras", "gpu") and source.available

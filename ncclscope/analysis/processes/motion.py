@@ -28,7 +28,15 @@ from ncclscope.analysis.processes.work import work_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 
-__all__ = ["STARVED", "Motion", "read_motions", "seen_at", "starved", "waits_for_requests"]
+__all__ = [
+    "STARVED",
+    "Motion",
+    "read_engines",
+    "read_motions",
+    "seen_at",
+    "starved",
+    "waits_for_requests",
+]
 
 MANY_SWITCHES = 10.0
 """Context switches per second above which a thread makes progress.
@@ -61,6 +69,7 @@ _REASONS = {
 _OWN_THREADS = "ncclscope-"
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
 _STARTED = "processes that"
+_TOOK = "it took"
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,11 @@ class Motion:
         """What keeps it busy, such as ``torch.compile``, if it waits for no other rank."""
         found = None if self.op or self.waits == "queue" else work_of(self.frames)
         return found[0] if found else ""
+
+    @property
+    def is_at_one_line(self) -> bool:
+        """Whether it does not go on: it waits, or spins at one line."""
+        return self.condition == "still" or self.why.startswith(_TOOK)
 
     @property
     def is_unfed(self) -> bool:
@@ -197,6 +211,11 @@ def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
     """Return what each rank was doing, by rank."""
     several = len(snapshot.workers) > 1
     return {worker.rank: _motion(worker, snapshot.gap, several) for worker in snapshot.workers}
+
+
+def read_engines(snapshot: Snapshot) -> list[Motion]:
+    """Return what the engines did that send workers their requests."""
+    return [_motion(engine, snapshot.gap, several=True) for engine in snapshot.engines]
 
 
 def _motion(worker: Worker, gap: float, several: bool) -> Motion:
@@ -276,7 +295,7 @@ def _activity(
     if waits is None and rate > MANY_SWITCHES and blocked != "sleep":
         return f"it went to sleep and woke {rate:.0f} times a second"
     if waits in (None, "sleep", "file") and main_cpu > BUSY:
-        return f"it took {main_cpu:.0%} of a core"
+        return f"{_TOOK} {main_cpu:.0%} of a core"
     return "" if waits in ("collective", "device") else _work_beside(worker, waits, gap)
 
 

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ncclscope.analysis.processes.evidence import absent_ranks
-from ncclscope.analysis.processes.motion import Motion, read_motions
+from ncclscope.analysis.processes.motion import Motion, read_engines, read_motions
 from ncclscope.analysis.processes.stack_classes import StackClass, TreeNode, build_tree, classify
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text
@@ -96,6 +96,11 @@ def _processes(
             where + (f"; {one.why}" if one.why else ""),
             style="bold red" if diverging & set(group.ranks) else "",
         )
+    for engine in read_engines(snapshot):
+        letter = engine.worker.samples[-1].state if engine.worker.samples else "?"
+        state = f"{_STATES[engine.condition]} ({letter})"
+        row = ("engine", str(engine.worker.pid), state, f"{engine.cpu:.0%}", where_text(engine))
+        add_row(table, *row)
     missing = absent_ranks(snapshot)
     if missing:
         name = ranks_text(missing).partition(" ")[2]

@@ -1,0 +1,138 @@
+"""Engines, which are no ranks, and send workers that wait for requests nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope.analysis.verdict import diagnose
+from ncclscope.attach.bundle import redact
+from ncclscope.attach.candidate import Candidate
+from ncclscope.attach.kinship import engines_of
+from ncclscope.model import Activity, Rank, Run
+from ncclscope.model.snapshot import Frame, Worker
+from ncclscope.readers import assemble
+from ncclscope.readers.bundle import read_snapshot
+from ncclscope.readers.snapshots import join_snapshots
+from ncclscope.render.console.attach import render_attach
+from ncclscope.render.console.terminal import plain_text
+from tests.support.cluster import Cluster
+from tests.support.snapshots import C10D, in_collective, snapshot, stack, verdict_of, worker
+
+WORKER = stack(
+    "vllm/v1/executor/multiproc_executor.py:1041 worker_busy_loop",
+    "vllm/distributed/device_communicators/shm_broadcast.py:971 dequeue",
+)
+LOOP = stack("vllm/v1/engine/core.py:1460 run_busy_loop")
+INPUT = (*LOOP, *stack("queue.py:171 get", "threading.py:327 wait"))
+LOCK = (*LOOP, *stack("vllm/v1/core/sched/scheduler.py:9 schedule", "threading.py:1119 join"))
+SPINS = (*LOOP, *stack("plugin.py:7 schedule"))
+SYNC = (*LOOP, *stack(f"{C10D}:3000 all_reduce"))
+
+
+def engine(*samples: Sequence[Frame], **fields: Any) -> Worker:
+    return replace(worker(0, *samples, **fields), rank=-1, pid=900, title="VLLM::EngineCore")
+
+
+def idle() -> list[Worker]:
+    return [worker(0, WORKER), worker(1, WORKER)]
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (engine(INPUT, state="T"), "The engine (pid 900) is stopped by a signal (state T)."),
+        (
+            engine(LOCK),
+            "The engine (pid 900) has been at scheduler.py:9 schedule (waits for a lock) for 2 s, "
+            "not in its wait for requests.",
+        ),
+        (engine(SPINS, cpu=2.0, state="R"), "The engine (pid 900) has been at plugin.py:7"),
+        (engine(SYNC), "The engine (pid 900) has been in all_reduce at core.py:1460"),
+    ],
+)
+def test_workers_of_an_engine_that_is_held_do_not_wait_for_work(found: Worker, text: str) -> None:
+    verdict = verdict_of(snapshot(idle(), engines=(found,)))
+
+    assert verdict.status == "unknown"
+    assert text in verdict.summary
+    assert "Its workers wait for work." in verdict.summary
+
+
+@pytest.mark.parametrize(
+    "found", [engine(INPUT), engine(LOOP, SPINS, cpu=1.0), replace(engine(LOOP), stacks=())]
+)
+def test_workers_of_an_engine_that_waits_or_works_are_idle(found: Worker) -> None:
+    assert verdict_of(snapshot(idle(), engines=(found,))).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("found", "status"), [(engine(LOCK), "ok"), (engine(LOCK, state="T"), "unknown")]
+)
+def test_an_engine_may_wait_for_workers_that_are_at_work(found: Worker, status: str) -> None:
+    moves = [worker(rank, LOOP, SPINS, cpu=1.0) for rank in (0, 1)]
+
+    assert verdict_of(snapshot(moves, engines=(found,))).status == status
+
+
+def test_ranks_that_diverged_come_before_their_engine() -> None:
+    stuck = [worker(0, in_collective("all_reduce", 10)), worker(1, in_collective("barrier", 12))]
+    verdict = verdict_of(snapshot(stuck, 12.0, engines=(engine(LOCK),)))
+
+    assert verdict.in_trouble
+
+
+def test_a_recorded_engine_that_is_stopped_is_named_without_its_stack(tmp_path: Path) -> None:
+    assert recorded(tmp_path, {}).status == "ok"
+    verdict = recorded(tmp_path, {"stopped": True})
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Engine 0 (pid 900) is stopped by a signal (state T).")
+
+
+def recorded(directory: Path, details: dict[str, Any]) -> Any:
+    """Return the verdict on rings of two idle workers and of their engine, which still run."""
+    cluster = Cluster(directory, 2)
+    cluster.post((0, 1), "world")
+    run: Run = cluster.run()
+    waits = Activity("dequeue", "work", 0, 1, 1, None)
+    ranks = [
+        replace(one, alive=True, labels={"engine": "0"}, activities={"dequeue": waits})
+        for one in run.ranks
+    ]
+    core = Rank(-1, 0, pid=900, labels={"engine": "0"}, alive=True, details=details)
+    return diagnose(replace(run, ranks=tuple(ranks), others=(core,)))
+
+
+def test_engines_are_the_parents_of_workers() -> None:
+    titles = {9: "VLLM::EngineCore_DP0", 8: "bash"}
+    workers = [Candidate(10, parent=9), Candidate(11, parent=9), Candidate(12, parent=8)]
+
+    found = engines_of(workers, lambda pid: Candidate(pid, title=titles[pid]))
+
+    assert [one.pid for one in found] == [9]
+
+
+def test_engines_are_kept_in_bundles_of_several_hosts(tmp_path: Path) -> None:
+    seen = snapshot(idle(), engines=(engine(LOCK),))
+    file = tmp_path / "attach.json"
+    file.write_text(json.dumps(redact(seen).to_dict()))
+
+    read = read_snapshot(file)
+    joined = join_snapshots([read, replace(read, host="other")], assemble([]))
+
+    assert [one.pid for one in joined.engines] == [900, 900]
+    assert verdict_of(read).summary == verdict_of(seen).summary
+
+
+def test_the_screen_shows_engines_below_the_ranks() -> None:
+    verdict = verdict_of(snapshot(idle(), engines=(engine(LOCK),)))
+
+    lines = plain_text(render_attach(verdict, 120), 120).splitlines()
+    (line,) = (line for line in lines if line.strip().startswith("engine "))
+    assert line.split()[:4] == ["engine", "900", "still", "(S)"]

@@ -21,6 +21,7 @@ from ncclscope.untrusted import printable
 __all__ = ["failure_of", "failures_of", "held_engines"]
 
 _SHOWN = 3
+_SHORTLY_NS = 10_000_000_000
 _LONGEST = 240
 """Characters of an exception's text that are shown."""
 
@@ -36,7 +37,12 @@ def failure_of(case: Case) -> str:
     others = run.others if run.others and not was_killed(case) else ()
     stopped = [one for one in run.others if "engine" in one.labels and one.details.get("stopped")]
     engines = [one for one in others if failed(one) and ENDS not in one.details]
-    raising = [rank for rank in (*run.ranks, *others) if _raised_last(case, rank)]
+    behind = [engine for engine in others if _raised_last(case, engine)]
+    first = [rank for rank in run.ranks if any(_raised_before(case, rank, one) for one in behind)]
+    answered = {rank.rank for rank in first}
+    raising = [
+        rank for rank in run.ranks if rank.rank in answered or _raised_last(case, rank)
+    ] + behind
     lost = [engine for engine in others if _is_outlived(engine, run)]
     if not (failing or engines or raising or lost or stopped):
         return _failure_of_program(run)
@@ -47,7 +53,8 @@ def failure_of(case: Case) -> str:
         said.setdefault(f"ended with {_error(rank)}", []).append(rank)
     for rank in raising:
         error = raised(case, rank)
-        text = f"raised {error[0] if error else ''}, and posted nothing since"
+        then = "then " if any(_raised_before(case, one, rank) for one in first) else ""
+        text = f"{then}raised {error[0] if error else ''}, and posted nothing since"
         said.setdefault(text, []).append(rank)
     if lost:
         said["is gone without an exit, unlike its workers"] = lost
@@ -111,6 +118,18 @@ def _raised_last(case: Case, rank: Rank) -> bool:
     if rank.rank >= 0 and (last is None or last.state is State.COMPLETED):
         return False  # it was handled, and the rank had no call to make
     return raised(case, rank) is not None
+
+
+def _raised_before(case: Case, rank: Rank, engine: Rank) -> bool:
+    """Return whether a worker's exception comes shortly before that of its engine.
+
+    vLLM's worker answers with its error, for which the engine raises one of its own.
+    """
+    first, second = rank.activities.get(RAISED), engine.activities.get(RAISED)
+    if first is None or second is None or rank.labels.get("engine") != engine.labels.get("engine"):
+        return False
+    is_before = 0 <= second.since_ns - first.since_ns < _SHORTLY_NS
+    return is_before and rank is not engine and raised(case, rank) is not None
 
 
 def _names(processes: Sequence[Rank]) -> str:

@@ -49,11 +49,13 @@ def _note(kind: type[BaseException], line: str | None, ended: int = 0) -> None:
 
 
 def _line_of(trace: TracebackType | None) -> str | None:
-    found = None
+    found, of_program = None, False
     while trace is not None:
         code = trace.tb_frame.f_code
-        base = code.co_filename.rpartition("/")[2]
-        if found is None or sites.role(code.co_filename) == sites.OWN:
+        base, role = code.co_filename.rpartition("/")[2], sites.role(code.co_filename)
+        # A server may have no line but those of installed packages.
+        if found is None or role == sites.OWN or (role == sites.INSTALLED and not of_program):
             found = f"{base}:{trace.tb_lineno} {code.co_name}"
+        of_program = of_program or role == sites.OWN
         trace = trace.tb_next
     return found

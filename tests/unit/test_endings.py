@@ -217,6 +217,35 @@ def test_a_call_that_raised_in_a_process_that_is_gone_is_no_agreement(tmp_path: 
     assert verdict.summary.startswith("Ranks 0 2 raised RuntimeError at a.py:1 step, and posted")
 
 
+@pytest.mark.parametrize("seconds", [0.01, 60.0])
+def test_the_exception_that_a_worker_answers_with_comes_before_its_engines(
+    tmp_path: Path, seconds: float
+) -> None:
+    """An engine of vLLM raises one of its own for it. Much later, it has another reason."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.post(range(2), "world")
+    run = cluster.run(quiet=100.0)
+    now = run.ranks[0].last_seen_ns or 0
+    own, later = now - int(seconds * 1e9), now + 1
+    raised = Activity("raised", "NotImplementedError at moe.py:9 apply", 0, 1, own, own)
+    wrapped = Activity("raised", "RuntimeError at core.py:1496 run_engine_core", 0, 1, later, later)
+    labels = {"engine": "0"}
+    rank0, rank1 = (replace(one, alive=False, exited=False, labels=labels) for one in run.ranks)
+    rank1 = replace(rank1, activities={"raised": raised})
+    engine = Rank(-1, 0, pid=9, labels=labels, alive=False, activities={"raised": wrapped})
+    engine = replace(engine, last_seen_ns=now)
+
+    verdict = diagnose(replace(run, ranks=(rank0, rank1), others=(engine,)))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith(
+        "Rank 1 raised NotImplementedError at moe.py:9 apply, and posted nothing since. Engine 0 "
+        "(pid 9) then raised RuntimeError at core.py:1496 run_engine_core"
+        if seconds < 1
+        else "Engine 0 (pid 9) raised RuntimeError"
+    )
+
+
 def killed(directory: Path, seconds: dict[int, float]) -> Verdict:
     """Return the verdict on a killed job whose last heartbeats came that long after its calls.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ncclscope import procfs
 from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.sequences.mixed_records import reduced_keys
 from ncclscope.analysis.verdict import Verdict, diagnose
@@ -182,7 +183,7 @@ class Watcher:
         is_left = any(cursor.path in self._troubled for cursor in living)
         if self._trouble is not None and not is_left:
             self._trouble = self._verdict = None  # the processes in trouble have ended
-        who = tuple(sorted((cursor.path, cursor.rank, cursor.over) for cursor in living))
+        who = tuple(sorted((one.path, one.rank, one.over, _is_held(one)) for one in living))
         diverged = self._hashes.compare(living, moved)
         self._spins = self._spins and not moved
         self._starved = self._starvation.held(living, now)
@@ -400,3 +401,9 @@ class Watcher:
         if self._group is None or self._group[0] != where:
             self._group = where, now
         return now - self._group[1] < _GROUP_SECONDS
+
+
+def _is_held(cursor: RingCursor) -> bool:
+    """Return whether a signal has stopped an engine of this host; its workers seem idle."""
+    is_here = cursor.rank < 0 and cursor.is_local and bool(cursor.alive)
+    return is_here and procfs.is_stopped(cursor.pid)

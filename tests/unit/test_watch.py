@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope import procfs
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.commands.watch import _once
 from ncclscope.model.snapshot import GpuSample
@@ -93,6 +94,25 @@ def test_before_there_is_a_ring_it_waits(tmp_path: Path) -> None:
 
     assert (poll.status, poll.activity, poll.verdict) == ("incomplete", "waiting", None)
     assert not poll.changed
+
+
+def test_an_engine_that_is_stopped_and_resumed_is_judged_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.start()
+    engine = tracer_in(job.directory, rank=-1, labels={"engine": "0"}, details={"role": "engine"})
+    engine.activity("dequeue").begin()
+    job.post()
+    assert job.poll().status == "ok"
+
+    monkeypatch.setattr(procfs, "is_stopped", lambda pid: True)
+    poll = job.poll()
+    monkeypatch.setattr(procfs, "is_stopped", lambda pid: False)
+
+    assert poll.verdict is not None
+    assert poll.status == "unknown"
+    assert poll.verdict.summary.startswith("Engine 0 (pid ")
+    assert job.poll().status == "ok"
 
 
 def test_an_engine_that_outlives_its_workers_does_not_hide_what_became_of_them(job: Job) -> None:

@@ -246,7 +246,9 @@ def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
 def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
     """Yield what an engine waits for: the other engines, between steps, or its workers."""
     call = engine.last_call()
-    if call is not None and call.state is not State.COMPLETED:
+    if engine.details.get("stopped"):
+        yield f"engine {name} (pid {engine.pid}) is stopped by a signal (state T)"
+    elif call is not None and call.state is not State.COMPLETED:
         comm = engine.logs[call.comm].communicator
         yield (
             f"engine {name} (pid {engine.pid}) waits in call {call.seq} on {comm.label}, "

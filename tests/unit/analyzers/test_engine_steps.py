@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from ncclscope import open_run
+from ncclscope import diagnose, open_run
 from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import Cluster
 
@@ -137,6 +138,19 @@ def test_a_worker_without_work_differs_from_one_that_waits_for_it(
         "for the other engines",
         "engine 1 (pid 2001) waits: ranks 2 3 have not answered execute_dummy_batch",
     )
+
+
+def test_an_engine_that_a_signal_stopped_is_reported(cluster_of: ClusterOf) -> None:
+    _idle_replica(cluster := cluster_of(4))
+    run = cluster.run()
+    (engine,) = run.others
+    stopped = replace(engine, details={**engine.details, "stopped": True})
+
+    cause = diagnose(replace(run, others=(stopped,))).cause
+
+    assert cause is not None
+    assert cause.diverging_ranks == (0, 1)
+    assert "engine 0 (pid 2000) is stopped by a signal (state T)" in cause.evidence
 
 
 def test_a_message_that_a_worker_did_not_see_is_reported(cluster_of: ClusterOf) -> None:

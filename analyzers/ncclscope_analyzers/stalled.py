@@ -12,7 +12,7 @@ from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS, gpu_condi
 from ncclscope.analysis.processes.motion import starved
 from ncclscope.analysis.processes.stack_wording import starved_text
 from ncclscope.analysis.waits.endings import ended_by, is_last, timed_out
-from ncclscope.analysis.waits.transfers import Pair, pairs
+from ncclscope.analysis.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, Rank, State
 
@@ -25,6 +25,7 @@ _TAGS = (
     "the two ranks gave the transfer different tags, or a link or the library is stuck; all else "
     "that is recorded of the two halves agrees"
 )
+_DROPPED = "the program may have dropped the work of this isend, which frees the buffer"
 _BEFORE = 64
 """Calls before one that are searched for an earlier one of its line."""
 _UNRECORDED = (
@@ -44,9 +45,8 @@ class Stalled:
             return
         pending = _in_transfer(case)
         behind = _behind(case, pending)
-        for half in pending.values():
-            if half.is_shared(pending) and half.call.op == "send":
-                yield from self._transfer(case, half)
+        for half in _stuck(case, pending):
+            yield from self._transfer(case, half)
         yield from self._left_behind(case)
         yield from self._spinning(case)
         yield from self._timed_out(case)
@@ -225,6 +225,7 @@ class Stalled:
         if "nccl" not in comm.backend:  # NCCL has no tags
             why = "their tags differ, which are not recorded, or the transfer does not complete"
             reason = _TAGS
+        ahead = case.run.by_rank[half.rank].last_call(transfers=True) != half.call
         yield Finding(
             kind=self.name,
             summary=(
@@ -241,9 +242,10 @@ class Stalled:
             evidence=(
                 f"both halves of transfer {half.number} from rank {half.rank} to rank "
                 f"{half.other} are posted; neither is completed",
+                *((f"rank {half.rank} posted later calls without waiting",) if ahead else ()),
                 _alive_after("both ranks", seconds),
             ),
-            inferred=(reason,),
+            inferred=(reason, *((_DROPPED,) if ahead else ())),
         )
 
     def _common_heads(
@@ -337,11 +339,25 @@ def _in_transfer(case: Case) -> dict[int, _Half]:
             elif half.rank not in first or half.call.position < first[half.rank].call.position:
                 first[half.rank] = half
     heads = case.waits.heads
+    reporting.update(rank for _, _, rank in matched_waits(case))
     return {
         rank: half
         for rank, half in first.items()
         if rank in reporting and (rank not in heads or half.call.position < heads[rank].position)
     }
+
+
+def _stuck(case: Case, pending: Mapping[int, _Half]) -> list[_Half]:
+    """Return the sends of the transfers that both sides have posted and that hang."""
+    shared = [
+        half for half in pending.values() if half.call.op == "send" and half.is_shared(pending)
+    ]
+    sends = {(half.rank, half.other, half.number): half for half in shared}
+    for pair, number, _ in matched_waits(case):
+        sent, received = pair.sends[number - 1], pair.receives[number - 1]
+        half = _Half(pair.sender, pair.receiver, sent, number, received)
+        sends.setdefault((half.rank, half.other, number), half)
+    return [*sends.values()]
 
 
 def _halves(pair: Pair) -> Iterable[_Half]:

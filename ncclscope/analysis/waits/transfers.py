@@ -8,8 +8,9 @@ when its peer itself waits for this rank in another call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
@@ -25,6 +26,7 @@ __all__ = [
     "StuckTransfer",
     "is_partial",
     "is_stopped",
+    "matched_waits",
     "pairs",
     "proof_of",
     "short_rank",
@@ -119,18 +121,64 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
         if rank not in first or call.position < first[rank][2].position:
             first[rank] = (pair, peer, call, number)
     awaited = _awaited(case, first)
+    # Sends may be ahead of a rank that waits in an earlier transfer, whose both halves are posted.
+    held_up = {rank for _, _, rank in matched_waits(case)}
     stuck = []
     # A rank that failed, and whose peers lost the connection to it, is reported as such.
     lost = any(map(ended_by_peers, case.run.ranks))
     peers = {rank: one[1] for rank, one in first.items()}
     for rank, (pair, peer, call, number) in sorted(first.items()):
-        if lost and failed(case.run.by_rank[_end_of(peers, peer)]):
+        if peer in held_up or (lost and failed(case.run.by_rank[_end_of(peers, peer)])):
             continue
         proof = proof_of(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
             stuck.append(StuckTransfer(pair, rank, peer, call, number, proof))
     waiting = {transfer.rank for transfer in stuck}
+    stuck = [one for one in stuck if not _is_ahead(case, one, waiting)]
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
+
+
+def _is_ahead(case: Case, transfer: StuckTransfer, waiting: Container[int]) -> bool:
+    """Return whether both ends went on to one collective, and wait there for other ranks.
+
+    The ranks that they wait for are in no transfer and no collective, and hold up the peer's half.
+    """
+    ends = [case.waits.pending_calls.get(rank) for rank in (transfer.rank, transfer.peer)]
+    if ends[0] is None or ends[1] is None or not ends[0].absent:
+        return False
+    if any(rank in waiting or rank not in case.waits.ends for rank in ends[0].awaited):
+        return False
+    return (ends[0].comm.key, ends[0].call.seq) == (ends[1].comm.key, ends[1].call.seq)
+
+
+def matched_waits(case: Case) -> Iterator[tuple[Pair, int, int]]:
+    """Yield transfers that both sides have posted, and in which a rank waits.
+
+    The newest call of the rank is one half, and its only call that may be pending; neither half has
+    completed. The other side may have posted later calls, as after an ``isend``. Not on NCCL, which
+    a call does not wait for.
+
+    Yields:
+        All transfers between the two ranks, the number of this one, and the rank that waits.
+    """
+    pending: dict[int, list[tuple[Pair, int, Call, Call | None]]] = {}
+    for pair in pairs(case):
+        halves = enumerate(zip_longest(pair.sends, pair.receives), 1)
+        for number, (sent, received) in halves:
+            if received is not None and received.state is State.COMPLETED:
+                continue  # a send may be without a wait for it
+            if sent is not None and sent.state is not State.COMPLETED:
+                pending.setdefault(pair.sender, []).append((pair, number, sent, received))
+            if received is not None:
+                pending.setdefault(pair.receiver, []).append((pair, number, received, sent))
+    for rank, own in pending.items():
+        pair, number, call, answer = own[0]
+        if len(own) > 1 or answer is None or answer.state is State.COMPLETED:
+            continue
+        if "nccl" not in pair.comm.backend and call == case.run.by_rank[rank].last_call(
+            transfers=True
+        ):
+            yield pair, number, rank
 
 
 def _end_of(awaited: Mapping[int, int], rank: int) -> int:

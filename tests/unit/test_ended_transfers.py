@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.model import Activity, Rank
+from ncclscope.model import Activity, Rank, Run
 from tests.support.cluster import Cluster
 
 SIZE = 4
+LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:15240"
 TIMED_OUT = "RuntimeError: Timed out waiting 8000ms for recv operation to complete"
 
 
@@ -176,3 +177,89 @@ def test_an_exception_that_a_launcher_caught_is_how_a_rank_ended(tmp_path: Path)
     assert verdict.cause is not None, verdict.summary
     assert verdict.cause.diverging_ranks == (1,)
     assert "it exited after it raised ValueError at p.py:8 main" in verdict.summary
+
+
+def left(cluster: Cluster, lost: int | None = None) -> Run:
+    """Return ranks that ended normally, except one that lost a connection, or none did."""
+    for rank, tracer in enumerate(cluster.tracers):
+        cluster.comm(rank, "world", cluster.everybody)
+        if rank == lost:
+            tracer.describe(ended_with=LOST)
+        tracer.close()
+    return cluster.run(quiet=1.0)
+
+
+def pipeline(cluster: Cluster, skips: int | None = None) -> None:
+    """Post the microbatches of a pipeline, of which one stage does not send one."""
+    for number in range(5):
+        for rank in range(1, cluster.size):
+            short = rank - 1 == skips and number == 4
+            if not short:
+                cluster.post([rank - 1], "world", "send", peer=rank)
+            cluster.post([rank], "world", "recv", peer=rank - 1, done=not short)
+
+
+def test_a_stage_that_skipped_a_send_and_ended_is_named(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    pipeline(cluster, skips=1)
+
+    verdict = diagnose(left(cluster, lost=2))
+
+    assert verdict.cause is not None, verdict.summary
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("p2p_mismatch", (1,))
+    assert "rank 1 ended normally without its half" in verdict.cause.evidence[0]
+
+
+def test_a_send_to_a_rank_that_ended_leaves_out_who_had_no_part_in_it(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    cluster.post([0], "world", "send", peer=1, done=False)
+
+    cause = diagnose(left(cluster, lost=0)).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (0, 1))
+
+
+@pytest.mark.parametrize("seconds", [4.0, 0.1])
+def test_a_rank_that_was_killed_in_a_send_to_one_that_ended_is_not_ok(
+    tmp_path: Path, seconds: float
+) -> None:
+    """The second was killed right after it had posted the send."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.post([0], "world", "send", peer=1, done=False)
+    run = left(cluster)
+    sender = run.ranks[0]
+    since = sender.last_transfers()["world/0,1"].time_ns or 0
+    killed = replace(sender, exited=False, last_seen_ns=since + int(seconds * 1e9))
+
+    verdict = diagnose(replace(run, ranks=(killed, run.ranks[1])))
+
+    kind = None if verdict.cause is None else verdict.cause.kind
+    assert kind == ("p2p_mismatch" if seconds > 1 else None)
+
+
+def test_a_send_that_nobody_waited_for_is_no_mismatch(tmp_path: Path) -> None:
+    """Near miss: its rank ended normally, too."""
+    cluster = Cluster(tmp_path, 2)
+    cluster.post([0], "world", "send", peer=1, done=False)
+
+    assert diagnose(left(cluster)).status == "ok"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_only_the_peer_of_a_lost_transfer_is_a_candidate(tmp_path: Path, inside: bool) -> None:
+    """Near miss: in an unrecorded call, any rank that ended may be the peer."""
+    cluster = Cluster(tmp_path, 4)
+    pipeline(cluster)
+    if inside:
+        cluster.post([2], "world", "recv", peer=1, done=False)
+    ranks = [*left(cluster, lost=2).ranks]
+    if inside:
+        ranks[1] = replace(ranks[1], exited=False)
+
+    cause = diagnose(replace(cluster.run(), ranks=tuple(ranks))).cause
+
+    assert cause is not None
+    assert cause.kind == "dead_rank"
+    assert cause.candidate_ranks == (1, 2) if inside else 0 in cause.candidate_ranks
+    assert ("ended normally" in cause.summary) != inside

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ncclscope.analysis.case import EXITED
 from ncclscope.analysis.damaged import has_damaged_transfers
 from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, failed, timed_out
 from ncclscope.analysis.wording import ranks_text
@@ -322,6 +323,8 @@ def proof_of(
     """
     if ended_by(call, rank, timed_out) and not failed(peer):
         return f"its timeout ended rank {rank.rank}"
+    if case.how_it_ended(peer) == EXITED and _waited_on(case, rank, call):
+        return f"rank {peer.rank} ended normally without its half"
     if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):
@@ -340,6 +343,13 @@ def proof_of(
     if not fresh and awaited.get(rank.rank) == (peer.rank,) and _leads(awaited, peer, rank):
         return f"rank {peer.rank} waits for rank {rank.rank} itself, in another call"
     return None
+
+
+def _waited_on(case: Case, rank: Rank, call: Call) -> bool:
+    """Return whether a rank did not leave its newest call until its process was lost or killed."""
+    if call != rank.last_call(transfers=True):
+        return False
+    return ended_by_peers(rank) if rank.exited else _common_quiet(case, (rank,)) is not None
 
 
 def is_stopped(case: Case, rank: Rank) -> bool:

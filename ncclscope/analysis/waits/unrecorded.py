@@ -152,7 +152,7 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         analyzer=ANALYZER,
         evidence=(
             f"{ranks_text(failed)} posted {where}, and {ranks_text(absent)} did not",
-            *(f"rank {rank.rank} {_ending(_error(rank))}" for rank in ranks),
+            *(f"rank {rank.rank} {_ending(rank)}" for rank in ranks),
             *(f"rank {one.rank} is in {one.text}" for one in inside),
         ),
         inferred=(
@@ -177,16 +177,19 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         return
     if not any(rank.last_call(transfers=True) for rank in case.run.ranks):
         return  # they were still connecting: there was nothing to lose
+    if not any(failed(case.run.by_rank[n]) or status_of(case.run.by_rank[n]) for n in first):
+        first = tuple(rank for rank in first if rank in _peers(case, lost)) or first
     named = _ended_by_themselves(case, first, lost)
     alone = 0 < len(first) < len(lost)
     first = named or first
     blames = alone or len(named) == 1
+    candidates = first if len(first) > 1 else tuple(sorted((*first, *lost)))
     if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
         if alone and hidden and set(case.waits.pending_calls) == set(first):
             yield _alone_in_a_call(case, first, hidden, errors)
         return
-    ends = (f"{rank_text(case.run, rank)} {_ending(errors.get(rank))}" for rank in first[:4])
+    ends = (f"{rank_text(case.run, rank)} {_ending(case.run.by_rank[rank])}" for rank in first[:4])
     how = "; ".join(ends)
     last = [case.run.by_rank[rank].last_call(transfers=True) for rank in lost]
     inside = any(call is not None and call.state is not State.COMPLETED for call in last)
@@ -200,12 +203,23 @@ def lost_connections(case: Case) -> Iterator[Finding]:
             f"which rank ended first."
         ),
         diverging_ranks=first if blames else (),
-        candidate_ranks=() if blames else first or lost,
+        candidate_ranks=() if blames else candidates,
         confidence="likely" if blames else "ambiguous",
         analyzer=ANALYZER,
         evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
         inferred=() if inside else ("the connection was lost in a call that is not recorded",),
     )
+
+
+def _peers(case: Case, lost: Sequence[int]) -> set[int]:
+    """Return the peers of the sends and receives in which all of some ranks lost a connection."""
+    last = [case.run.by_rank[rank].last_call(transfers=True) for rank in lost]
+    if not all(
+        call and call.peer is not None and call.state is not State.COMPLETED for call in last
+    ):
+        return set()
+    calls = [(case.run.communicators[call.comm].ranks, call.peer) for call in last if call]
+    return {ranks[peer] for ranks, peer in calls if peer is not None and peer < len(ranks)}
 
 
 def _ended_by_themselves(case: Case, first: Sequence[int], lost: Sequence[int]) -> tuple[int, ...]:
@@ -258,8 +272,10 @@ def _error(rank: Rank) -> str:
     return printable(str(rank.details.get("ended_with") or ""))
 
 
-def _ending(error: str | None) -> str:
-    return f"ended with {error[:_SHOWN].rstrip(': ')}" if error else "ended"
+def _ending(rank: Rank) -> str:
+    if error := _error(rank):
+        return f"ended with {error[:_SHOWN].rstrip(': ')}"
+    return "ended normally" if rank.exited else "ended"
 
 
 def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:

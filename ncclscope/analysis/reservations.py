@@ -157,8 +157,8 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     return replace(
         finding,
         summary=(
-            f"{finding.summary.rstrip('.')}. It is the root of this {call.op}, and waits for "
-            f"input: a server without requests looks the same."
+            f"{finding.summary.rstrip('.')}. It is the root of this {call.op}, and its process "
+            f"waits for input: a server without requests looks the same."
         ),
         diverging_ranks=(),
         candidate_ranks=ranks,
@@ -174,7 +174,7 @@ def _waits_for_input(case: Case, rank: Rank) -> bool:
         return True
     motions = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
     motion = motions.get(rank.rank)
-    return motion is not None and motion.waits == "queue"
+    return motion is not None and motion.may_be_idle
 
 
 def _is_repeated(case: Case, call: Call) -> bool:

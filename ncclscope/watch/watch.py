@@ -28,7 +28,7 @@ from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.hashes import HashComparison
 from ncclscope.watch.jobs import Rings, current
 from ncclscope.watch.poll import Poll, gist
-from ncclscope.watch.requests import with_waiting_root
+from ncclscope.watch.requests import RequestWatch, with_waiting_root
 from ncclscope.watch.silence import outdated, reserved
 from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
 from ncclscope.watch.starvation import Starvation
@@ -70,7 +70,8 @@ class Watcher:
     ) -> None:
         self.directories = directories
         self.stall = stall
-        self._beyond = (TransferWatch(stall), StartupWatch(PATIENCE * stall))
+        self._requests = RequestWatch(stall)
+        self._beyond = (TransferWatch(stall), StartupWatch(PATIENCE * stall), self._requests)
         self._starvation = Starvation(PATIENCE * stall)
         self._starved: frozenset[Path] = frozenset()
         self._clock = clock
@@ -368,6 +369,7 @@ class Watcher:
         verdict = patient_verdict(run, self.stall * _NEARLY)
         if (served := with_waiting_root(run, verdict)) is not None:
             verdict = patient_verdict(served, self.stall * _NEARLY)
+        self._requests.note(verdict)
         # Their hashes always differ, so that each poll would read all their calls again.
         ended = self._clock()
         rest = max(_AGAIN, _REST * (ended - began))

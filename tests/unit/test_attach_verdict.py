@@ -372,3 +372,21 @@ def test_a_queue_that_no_other_thread_can_fill_is_no_wait_for_work(
     assert verdict.status == status
     unfed = "Ranks 0-2 wait in a queue of their own process, in which no other Python thread runs"
     assert verdict.summary.startswith(unfed) == (status == "unknown")
+
+
+@pytest.mark.parametrize(
+    ("place", "status"), [("queue.py:171 get", "unknown"), ("server.py:61 work", "hung")]
+)
+def test_a_root_whose_other_thread_waits_for_requests_is_no_hang(place: str, status: str) -> None:
+    """The main thread of a server may only wait for its end."""
+    begin = "threading.py:1002 _bootstrap"
+    own = Frame("schedule", "server.py", 60, installed=False)
+    threads = (
+        Thread("MainThread", 1, stack("server.py:80 <module>", "threading.py:629 wait")),
+        Thread("schedule", 2, (*stack(begin), own, *stack(place))),
+        Thread("http", 3, stack(begin, "socketserver.py:238 serve_forever")),
+    )
+    root = replace(worker(0, elsewhere(1)), stacks=(Stacks(threads), Stacks(threads)))
+    followers = [worker(rank, in_collective("broadcast", 20)) for rank in (1, 2)]
+
+    assert judged(root, *followers, gap=12.0).status == status

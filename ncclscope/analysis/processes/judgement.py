@@ -85,8 +85,7 @@ def unless_idle(
     """
     if {motion.op for motion in waiting} - SENDERS or len(elsewhere) != 1:
         return found
-    (one,) = elsewhere
-    if one.waits != "queue" and (not one.frames or one.frames[-1].name != "accept"):
+    if not elsewhere[0].may_be_idle:
         return found
     return replace(
         found,

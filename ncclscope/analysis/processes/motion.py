@@ -15,6 +15,7 @@ from ncclscope.analysis.processes.frames import (
     user_frame,
     waited_call,
 )
+from ncclscope.analysis.processes.requests import is_fed, waits_in_thread
 from ncclscope.analysis.processes.samples import (
     BUSY,
     IDLE,
@@ -66,7 +67,6 @@ _REASONS = {
 }
 
 
-_OWN_THREADS = "ncclscope-"
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
 _STARTED = "processes that"
 _TOOK = "it took"
@@ -147,7 +147,15 @@ class Motion:
         """Whether it waits in a queue of its own process, which has no other thread to fill it."""
         if self.condition != "still" or not self.frames or self.frames[-1].base != "queue.py":
             return False
-        return not self.worker.stacks or not _is_fed(self.worker.stacks[-1], self.thread)
+        return not self.worker.stacks or not is_fed(self.worker.stacks[-1], self.thread)
+
+    @property
+    def may_be_idle(self) -> bool:
+        """Whether it, or a thread that it waits for, waits for input: a server without requests."""
+        if self.waits == "queue" or (self.frames and self.frames[-1].name == "accept"):
+            return True
+        stacks = self.worker.stacks
+        return bool(stacks) and waits_in_thread(stacks[-1], self.thread, self.frames)
 
     @property
     def is_served(self) -> bool:
@@ -183,17 +191,11 @@ class Motion:
 
 
 def waits_for_requests(stacks: Stacks) -> bool:
-    """Return whether a main thread waits in a queue of its process that another thread may fill."""
+    """Return whether a process waits for input from another thread or process of its job."""
     one = sample_of(stacks)
-    return (
-        one.waits == "queue" and one.frames[-1].base == "queue.py" and _is_fed(stacks, one.thread)
-    )
-
-
-def _is_fed(stacks: Stacks, thread: str) -> bool:
-    """Return whether a process has another thread of the program that may fill a queue."""
-    others = [one for one in stacks.threads if one.frames and one.name != thread]
-    return not all(one.name.startswith(_OWN_THREADS) for one in others)
+    if one.waits == "queue":
+        return one.frames[-1].base != "queue.py" or is_fed(stacks, one.thread)
+    return waits_in_thread(stacks, one.thread, one.frames)
 
 
 def starved(snapshot: Snapshot | None) -> dict[int, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run, sites
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.text import plural, ranks_text, shape_text, sizes_text, verb
+from ncclscope.untrusted import printable
 
 __all__ = [
     "call_text",
@@ -60,7 +61,7 @@ def call_text(call: Call | None) -> str:
         parts.append(f"root {call.global_root}")
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
-    return " ".join(parts)
+    return printable(" ".join(parts))
 
 
 def replay_text(call: Call, *, numbered: bool = True) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +55,7 @@ class CheckCommand:
             help="Print text, text with GitHub annotations, or JUnit XML (default: text)",
         )
         add_json_option(output)
-        add_stall_option(parser, read=_seconds)
+        add_stall_option(parser)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
@@ -81,16 +80,6 @@ class CheckCommand:
         else:
             _print(report, arguments.format)
         return report.exit_status
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
 
 
 def _print(report: Report, form: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,17 @@ def add_seconds_option(
     parser.add_argument(name, type=read, default=default, metavar="SECONDS", help=help)
 
 
+def _seconds(text: str) -> float:
+    """Return a number of seconds; negative ones and no number are a usage error."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
 def check_seconds(arguments: argparse.Namespace, name: str, least: float, most: float) -> None:
     """Check the value of an option of :func:`add_seconds_option`, if it is given.
 
@@ -97,16 +109,14 @@ def check_seconds(arguments: argparse.Namespace, name: str, least: float, most: 
         raise UsageError(f"--{option} must be from {least:g} to {most:g} seconds")
 
 
-def add_stall_option(
-    parser: argparse.ArgumentParser, *, read: Callable[[str], float] = float
-) -> None:
+def add_stall_option(parser: argparse.ArgumentParser) -> None:
     """Add the seconds before a process ended above which a rank is reported as stuck."""
     add_seconds_option(
         parser,
         "--stall-after",
         "Report ranks as stuck that waited SECONDS or more before their process ended (default: 2)",
         2.0,
-        read=read,
+        read=_seconds,
     )
 
 
@@ -119,6 +129,7 @@ def add_stall_options(parser: argparse.ArgumentParser) -> None:
         "Report ranks as stuck that have waited SECONDS or more in a process that still runs "
         "(default: 10)",
         10.0,
+        read=_seconds,
     )
 
 

@@ -262,3 +262,14 @@ def test_trouble_is_one_line_and_2(healthy: Path, arguments: list[str], complain
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("value", ["-3", "nan", "inf", "soon"])
+@pytest.mark.parametrize("option", ["--stall-after", "--live-stall-after"])
+def test_no_number_of_seconds_is_refused_in_one_line(
+    healthy: Path, option: str, value: str
+) -> None:
+    done = ncclscope("diagnose", healthy, option, value)
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"{value!r} is not a number of seconds" in done.stderr

@@ -175,3 +175,18 @@ def test_the_table_shows_the_transfer_in_which_a_rank_waits(
     }
     assert found[0]["last_op"] == "all_reduce"
     assert "last_transfer" not in found[2]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_recorded_name_begins_no_line_of_its_own(
+    cluster_of: Callable[[int], Cluster], width: int
+) -> None:
+    cluster = cluster_of(3)
+    cluster.history("world")
+    cluster.post([0, 1], "world", "evil\n - rank 2 is at fault", done=False)
+    cluster.post([2], "world", "barrier", done=False)
+
+    screen = _screen(cluster.verdict(), width)
+
+    assert not re.search(r"^ *(-  *)?rank 2 is at fault", screen, re.MULTILINE)
+    assert r"evil\n - rank" in screen

@@ -22,6 +22,7 @@ from ncclscope.render.console import blocks
 from ncclscope.render.console.device import device_block
 from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
 from ncclscope.render.console.transfers import transfer_block
+from ncclscope.untrusted import printable
 
 __all__ = ["input_facts", "print_screen", "print_verdict", "render_verdict", "verdict_panel"]
 
@@ -306,4 +307,4 @@ def _last(cell: Cell | None) -> str:
         peer = peer_of(call, cell.comm)
         side = f"{'to' if call.op == 'send' else 'from'} {'any rank' if peer is None else peer}"
     parts = (call.op, side, call.redop, wording.shape_text(call.shape), call.state.word)
-    return " ".join(part for part in parts if part)
+    return printable(" ".join(part for part in parts if part))

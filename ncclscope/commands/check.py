@@ -24,8 +24,9 @@ The baseline is a text for review: the calls of each rank, with repeated calls
 as loops, communicators by kind (tp, dp) and not by rank, and one section for
 each distinct sequence.
 
-exit status: 0 the ranks and the baseline agree, 1 they disagree,
-             2 usage or unreadable input
+exit status: 0 the ranks and the baseline agree, 1 they disagree, or ranks hang,
+             2 usage or unreadable input, 3 the evidence does not decide, or is
+             incomplete, as without a rank
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.analysis.verdict import EXIT_STATUSES, Verdict, diagnose
 from ncclscope.errors import InputError
 from ncclscope.model import Run
 from ncclscope.model.sites import frame_of
@@ -104,10 +104,13 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """Exit status: 0 if all agree, 3 if the records do not decide, otherwise 1."""
-        if self.verdict.status == "unknown" and self.outcome != "differs":
-            return self.verdict.exit_status
-        return 0 if self.agree and self.outcome != "differs" else 1
+        """Exit status: 0 if all agree, 1 if some differ, 3 if the records do not show it.
+
+        Records that are incomplete show no agreement, and cannot be compared with a baseline.
+        """
+        if self.verdict.in_trouble or self.outcome == "differs":
+            return 1
+        return 0 if self.agree else EXIT_STATUSES["unknown"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict's JSON document with the baseline's part added."""

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ncclscope.analysis.verdict import Verdict
     from ncclscope.parity.trial import Settings, Trial
 
 __all__ = ["run_ranks"]
@@ -210,7 +213,6 @@ def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Tria
     from ncclscope.parity.trial import Trial
     from ncclscope.render.console.parity import render_baseline_part
     from ncclscope.render.console.terminal import plain_text
-    from ncclscope.render.console.verdict import render_verdict
 
     width = min(max(config.get_terminal_writer().fullwidth, _NARROWEST), _WIDEST)
     keep: Path | None = config.getoption("--ncclscope-dir")
@@ -222,9 +224,17 @@ def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Tria
         traced=_enabled(config),
         update=bool(config.getoption("--ncclscope-update")),
         keep=keep,
-        verdict_screen=lambda verdict: plain_text(render_verdict(verdict, width), width),
+        verdict_screen=lambda verdict: plain_text(_screen(verdict, width), width),
         baseline_screen=lambda report: plain_text(render_baseline_part(report, width), width),
     )
+
+
+def _screen(verdict: Verdict, width: int) -> RenderableType:
+    from ncclscope.render.console.attach import render_attach
+    from ncclscope.render.console.verdict import render_verdict
+
+    render = render_verdict if verdict.run.snapshot is None else render_attach
+    return render(verdict, width)
 
 
 def _note(session: _Session, item: pytest.Item, trial: Trial) -> None:

@@ -34,7 +34,7 @@ from ncclscope.ring.image import RingImage
 from ncclscope.stamp import stamped
 from ncclscope.untrusted import parse
 
-__all__ = ["check_directory", "redact", "redact_run", "write_bundle"]
+__all__ = ["check_directory", "redact", "redact_run", "write_bundle", "write_snapshot"]
 
 _SECRET_FIELDS = ("argv", "environ", "cwd", "path")
 _SITES = ("created_at", "site", "user_site")
@@ -91,7 +91,7 @@ def write_bundle(
     failed: list[str] = []
     try:
         make_private(directory)
-        write_private(directory / CAPTURE_FILE, json.dumps(snapshot.to_dict()) + "\n")
+        write_snapshot(directory, snapshot)
         document = _redact_texts(verdict) if redacted else verdict
         write_private(directory / "verdict.json", json.dumps(stamped(document)) + "\n")
         write_private(directory / "verdict.txt", screen + "\n")
@@ -105,6 +105,15 @@ def write_bundle(
     else:
         failed += _copy(sample.dumps, directory / "flight_recorder")
     return failed
+
+
+def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
+    """Write a process snapshot beside the rings in a directory.
+
+    Raises:
+        OSError: The directory cannot be written to.
+    """
+    write_private(directory / CAPTURE_FILE, json.dumps(snapshot.to_dict()) + "\n")
 
 
 def redact_run(run: Run) -> Run:

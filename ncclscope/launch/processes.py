@@ -97,6 +97,7 @@ def run_ranks(
     stall_after: float = STALL_SECONDS,
     timeout: float = TIMEOUT_SECONDS,
     keywords: Mapping[str, Any] | None = None,
+    before_kill: Callable[[Sequence[int]], None] = lambda pids: None,
 ) -> Outcome:
     """Call ``function(rank, *arguments)`` in ``ranks`` processes that share a process group.
 
@@ -111,6 +112,7 @@ def run_ranks(
         stall_after: Report a hang after this many seconds without a recorded call on any rank.
         timeout: Kill the processes after this many seconds.
         keywords: Keyword arguments of the function.
+        before_kill: Called with the pids of the ranks that did not return in time.
 
     Raises:
         UsageError: This process cannot run the ranks.
@@ -126,6 +128,8 @@ def run_ranks(
         try:
             processes.start(method)
             ending = processes.watch(stall_after, timeout)
+            if ending in ("stalled", "timeout"):
+                before_kill([processes.pids[rank] for rank in processes.waiting])
         finally:
             processes.end()
         return processes.outcome(ending)

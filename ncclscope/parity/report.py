@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.verdict import EXIT_STATUSES, Verdict, diagnose
 from ncclscope.errors import InputError
 from ncclscope.model import Run
@@ -134,6 +135,7 @@ def check_run(
     update: bool = False,
     shapes: bool = True,
     stall_seconds: float = 2.0,
+    live_stall_seconds: float = HANG_SECONDS,
 ) -> Report:
     """Check a run, and compare it with a baseline or store one.
 
@@ -143,6 +145,7 @@ def check_run(
         update: Store the sequence of the run, provided that its ranks agree.
         shapes: Whether to compare tensor sizes; a baseline without sizes overrides it.
         stall_seconds: Seconds of waiting that count as a hang, as for :func:`ncclscope.diagnose`.
+        live_stall_seconds: The same for processes that were still running.
 
     Raises:
         InputError: The baseline is missing or damaged, or the run cannot be compared.
@@ -155,7 +158,7 @@ def check_run(
         except InputError:
             if not update:
                 raise
-    verdict = diagnose(run, stall_seconds=stall_seconds)
+    verdict = diagnose(run, stall_seconds=stall_seconds, live_stall_seconds=live_stall_seconds)
     if baseline is None:
         return Report(verdict, None, "none")
     if verdict.status != "ok":

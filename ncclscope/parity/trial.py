@@ -14,9 +14,12 @@ from ncclscope.errors import NcclscopeError, UsageError
 from ncclscope.launch import processes
 from ncclscope.model.ties import grouped
 from ncclscope.parity.report import Report, check_run
+from ncclscope.parity.unfinished import sample, unless_ok
 
 __all__ = ["ParityError", "Settings", "Skipped", "Trial"]
 
+_STALL_AT_TIMEOUT = 2.0
+"""Ranks that did not return in time were stuck if they had waited for this many seconds."""
 BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
@@ -140,6 +143,7 @@ class Trial:
                 rings=rings,
                 stall_after=self.settings.stall_after,
                 timeout=self.settings.timeout,
+                before_kill=lambda pids: sample(rings, pids) if rings is not None else None,
             )
             _show(outcome)
             if outcome.ending == "skipped":
@@ -169,13 +173,20 @@ class Trial:
         run = open_run(rings)
         # Report the directory where the rings are kept: this one is temporary.
         run = replace(run, sources=(str(self.keep),) if self.keep is not None else ())
-        return check_run(
+        stall = self.settings.stall_after
+        if outcome.ending == "timeout":
+            stall = min(stall, _STALL_AT_TIMEOUT)
+        report = check_run(
             run,
             baseline,
             update=self.update,
             shapes=not self.settings.ignore_shapes,
-            stall_seconds=self.settings.stall_after,
+            stall_seconds=stall,
+            live_stall_seconds=stall,
         )
+        if outcome.ending in ("stalled", "timeout"):
+            report = replace(report, verdict=unless_ok(report.verdict, outcome.waiting))
+        return report
 
     def _complaint(self, outcome: processes.Outcome, report: Report | None) -> str:
         """Return the report of a failure; empty without one."""
@@ -210,11 +221,12 @@ class Trial:
     def _put_away(self, rings: Path, failed: bool) -> None:
         if failed and self.keep is not None:
             from ncclscope.private import make_private
+            from ncclscope.readers.bundle import CAPTURE_FILE
             from ncclscope.ring import layout
 
             make_private(self.keep)
             # Remove rings of an earlier example of hypothesis, or of an earlier run.
-            for old in self.keep.glob(f"*{layout.SUFFIX}"):
+            for old in (self.keep / CAPTURE_FILE, *self.keep.glob(f"*{layout.SUFFIX}")):
                 old.unlink(missing_ok=True)
             shutil.copytree(rings, self.keep, dirs_exist_ok=True)
         shutil.rmtree(rings, ignore_errors=True)

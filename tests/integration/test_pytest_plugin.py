@@ -8,6 +8,8 @@ import sys
 import psutil
 import pytest
 
+from ncclscope.analysis.verdict import diagnose
+from ncclscope.readers import open_run
 from tests.support import fork_server
 
 pytest_plugins = ["pytester"]
@@ -111,6 +113,51 @@ def test_hang(run_ranks):
     here = str(pytester.path)
     left = [p.pid for p in psutil.process_iter() if here in _command(p) and p.pid != os.getpid()]
     assert left == []
+
+
+def test_ranks_that_do_not_return_are_never_ok_and_their_lines_are_named(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+def stuck(rank, both):
+    import threading
+    torch, dist = group()
+    dist.barrier()
+    if both or rank:
+        threading.Event().wait()
+    dist.barrier()
+
+
+@pytest.mark.collective_parity(ranks=2, stall_after=60, timeout=8)
+def test_lock(run_ranks):
+    run_ranks(stuck, False)
+
+
+@pytest.mark.collective_parity(ranks=2, stall_after=1)
+def test_both(run_ranks):
+    run_ranks(stuck, True)
+""",
+        "--ncclscope",
+        "--ncclscope-dir=kept",
+    )
+
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "Not over after 8 s: ranks 0 1 did not return.",
+            "*HUNG · not joined*",
+            "*it is at test_it.py:* stuck*",
+            "Nothing was recorded for 1 s: ranks 0 1 did not return.",
+            "*UNKNOWN*",
+            "*Ranks 0 1 did not return*",
+            "*test_it.py:* stuck*",
+        ]
+    )
+    assert "─  OK  ─" not in result.stdout.str()
+    kept = [diagnose(open_run(path)).status for path in (pytester.path / "kept").iterdir()]
+    assert kept == ["unknown", "unknown"]
 
 
 def _command(process: psutil.Process) -> str:

@@ -38,7 +38,7 @@ ARROWS = {
     "collect": "attach readers ring",
     "remote": "collect watch readers analysis ring model",
     "lab": "launch tracing ring",
-    "parity": "launch readers analysis ring model",
+    "parity": "attach launch readers analysis ring model",
     "export": "readers analysis model",
     "agents": "",
     "render": "doctor watch parity readers analysis model",

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import DEAD_SECONDS, EXITED, HEARTBEAT_ENDS, Case
+from ncclscope.analysis.case import DEAD_SECONDS, EXITED, GONE, HEARTBEAT_ENDS, Case
 from ncclscope.analysis.given_up import given_up, have_gone_on
 from ncclscope.analysis.lost_together import as_one
 from ncclscope.analysis.missed import missed_by_engines, missed_by_launchers
-from ncclscope.analysis.waits.endings import failed, failed_inside, timed_out
+from ncclscope.analysis.waits.endings import (
+    failed,
+    failed_inside,
+    lost_store,
+    status_of,
+    store_host,
+    timed_out,
+)
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -49,6 +56,38 @@ def _failed_first(rank: Rank | None) -> bool:
     if rank is None or rank.last_call(transfers=True) is not None:
         return False
     return bool(rank.details.get("ended_with")) and (failed(rank) or timed_out(rank))
+
+
+def _without_store(case: Case, rank: Rank, finding: Finding) -> Finding:
+    """Name the rank that took the store of a dead rank with it; where none did, nobody."""
+    (number,) = finding.diverging_ranks
+    lost = f"{rank_text(case.run, number)} ended, as it lost its connection to its store"
+    waiting = finding.summary.rpartition("; ")[2].replace(" for it ", f" for rank {number} ")
+    if (host := store_host(case, case.waits, rank)) is None:
+        return replace(
+            finding,
+            summary=f"{sentence(lost)}, which no rank is known to have served; {waiting}",
+            diverging_ranks=(),
+            candidate_ranks=tuple(
+                one.rank for one in case.run.ranks if one is rank or not (one.exited or one.alive)
+            ),
+            confidence="ambiguous",
+            inferred=(*finding.inferred, "the process that served the store ended before"),
+        )
+    status = status_of(host)
+    how = case.how_it_ended(host) or (f"it ended with {status}" if status else GONE)
+    return replace(
+        finding,
+        summary=(
+            f"{sentence(rank_text(case.run, host.rank))}, which served the store, is dead or gone "
+            f"({how}): {lost}, and {waiting}"
+        ),
+        diverging_ranks=(host.rank,),
+        odd=host.last_call(),
+        confidence="likely",
+        evidence=(*finding.evidence, f"rank {host.rank}: {how}"),
+        inferred=(*finding.inferred, f"rank {host.rank} ended before rank {number} lost the store"),
+    )
 
 
 def _no_record(case: Case) -> str:
@@ -106,6 +145,9 @@ class DeadRank:
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
+            if lost_store(rank):
+                yield _without_store(case, rank, finding)
+                continue
             if have_gone_on(case, rank, finding, waiting):
                 yield given_up(finding, waiting)
                 continue

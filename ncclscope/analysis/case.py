@@ -340,7 +340,7 @@ class Case(Records):
 
     def how_it_ended(self, rank: Rank) -> str | None:
         """Say how a process ended before its peers; None where it is not known to have ended."""
-        if interrupted_after(self, rank) is not None:
+        if interrupted_after(self, self.waits, rank) is not None:
             return None  # a signal stopped the whole job, which already hung
         error = rank.details.get("ended_with")
         if error:

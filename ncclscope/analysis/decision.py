@@ -358,7 +358,7 @@ def _endings(case: Case, finding: Finding) -> Iterable[str]:
     """Yield how a signal to the whole job ended diverging ranks, which is not why it hung."""
     for number in finding.diverging_ranks[:_SHOWN]:
         rank = case.run.by_rank.get(number)
-        seconds = None if rank is None else interrupted_after(case, rank)
+        seconds = None if rank is None else interrupted_after(case, case.waits, rank)
         if rank is not None and seconds is not None:
             how = str(rank.details["ended_with"]).rstrip(": ")
             yield (

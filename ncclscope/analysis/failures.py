@@ -7,7 +7,7 @@ from textwrap import shorten
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_engines
-from ncclscope.analysis.waits.endings import failed, timed_out
+from ncclscope.analysis.waits.endings import failed, lost_store, timed_out
 from ncclscope.analysis.waits.engine_steps import was_killed
 from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.wording import ranks_text, sentence
@@ -32,7 +32,7 @@ def failure_of(case: Case) -> str:
     An engine fails if a worker of it is gone, or if it is gone and its workers are not.
     """
     run = case.run
-    failing = [rank for rank in run.ranks if failed(rank) or timed_out(rank)]
+    failing = [one for one in run.ranks if failed(one) or timed_out(one) or lost_store(one)]
     # An engine fails, too, if all of the job is killed.
     others = run.others if run.others and not was_killed(case) else ()
     stopped = [one for one in run.others if "engine" in one.labels and one.details.get("stopped")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Call, Finding, Rank, State
-from ncclscope.model.activities import RAISED
+from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
@@ -26,7 +26,9 @@ __all__ = [
     "interrupted_after",
     "is_last",
     "lost_by_peers",
+    "lost_store",
     "status_of",
+    "store_host",
     "timed_out",
     "timed_out_in_transfer",
     "was_interrupted",
@@ -40,10 +42,12 @@ _LONGEST = 240
 """Characters of an exception's text that are shown."""
 _AT_ONCE_NS = 2_000_000_000
 _LOST = re.compile(
-    r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited",
+    r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited"
+    r"|(?:got|sent) 0 bytes|connection was likely closed",
     re.IGNORECASE,
 )
-"""How gloo and NCCL report that the process on the other side is gone."""
+"""How gloo, NCCL and torch's store report that the process on the other side is gone."""
+_OF_STORE = "DistNetworkError"
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 """How they report that it did not come."""
 
@@ -51,7 +55,7 @@ _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 def failed(rank: Rank) -> bool:
     """Return whether a process ended with an exception that no peer can have caused."""
     error = str(rank.details.get("ended_with") or "")
-    caused = error.startswith(_INTERRUPTS) or _LOST.search(error) or _TIMED_OUT.search(error)
+    caused = error.startswith(_INTERRUPTS) or ended_by_peers(rank) or _TIMED_OUT.search(error)
     return bool(error) and not caused
 
 
@@ -69,6 +73,37 @@ def was_interrupted(rank: Rank) -> bool:
 def ended_by_peers(rank: Rank) -> bool:
     """Return whether a process ended because a connection to another one did."""
     return bool(_LOST.search(str(rank.details.get("ended_with") or "")))
+
+
+def lost_store(rank: Rank) -> bool:
+    """Return whether a process ended because the one that served its store did."""
+    return ended_by_peers(rank) and str(rank.details["ended_with"]).startswith(_OF_STORE)
+
+
+def store_host(records: Records, waits: Waits, rank: Rank) -> Rank | None:
+    """Return the rank that took the store of another one with it as it ended.
+
+    Args:
+        records: The records.
+        waits: Which rank waits for which. A rank that waits was ended with the whole job.
+        rank: A process that ended because it lost its store.
+    """
+    place = rank.activities.get(STORE_PLACE)
+    if place is None or not lost_store(rank):
+        return None
+    served, unknown = [], []
+    for one in records.run.ranks:
+        theirs, last = one.activities.get(STORE_PLACE), one.activities.get(STORE_WAIT)
+        if one.alive is not False or one.rank in {rank.rank, *waits.pending_calls}:
+            continue
+        if theirs is None or theirs.detail != place.detail or ended_by_peers(one):
+            continue
+        if last is not None and last.detail == f"serve {place.detail}":
+            served.append(one)
+        elif not one.exited and not (last and (last.detail or "").startswith("connect ")):
+            unknown.append(one)  # its note on the store is overwritten by a later wait
+    found = served or unknown
+    return found[0] if len(found) == 1 else None
 
 
 def status_of(rank: Rank) -> str:
@@ -111,22 +146,24 @@ def is_last(rank: Rank | None, call: Call) -> bool:
     )
 
 
-def interrupted_after(records: Records, rank: Rank) -> float | None:
+def interrupted_after(records: Records, waits: Waits, rank: Rank) -> float | None:
     """Return how long peers had waited when a signal to the job ended a rank.
 
     Ctrl-C reaches all ranks. It ends a rank that runs Python code; ranks that wait in a collective
-    live on until they are killed. They do not wait because that rank ended.
+    live on until they are killed. They do not wait because that rank ended. A launcher that is
+    killed takes the store with it, and ends the ranks that ask it for keys.
 
     Args:
         records: The records.
+        waits: Which rank waits for which.
         rank: The rank that ended.
 
     Returns:
         Seconds from the last call of the rank to its end; None where no signal ended it, or
         no rank had waited for it by then.
     """
-    error = str(rank.details.get("ended_with") or "")
-    if not error.startswith(_INTERRUPTS):
+    stopped = lost_store(rank) and store_host(records, waits, rank) is None
+    if not (stopped or was_interrupted(rank)):
         return None
     quiet = records.quiet_seconds(rank)
     return quiet if quiet is not None and quiet >= records.stall_seconds else None

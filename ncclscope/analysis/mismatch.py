@@ -33,6 +33,12 @@ PARAMETERS = (
 """Kinds of findings in which one call replaces another."""
 
 
+_ONE_CALL = (
+    "which kind it is: the two calls come from different lines, so that one side may have skipped "
+    "or repeated a call"
+)
+
+
 def differing_parameter(odd: Call, peer: Call) -> str:
     """Return the first parameter in which two calls of one number differ: op, dtype, redop, ..."""
     if odd.op != peer.op:
@@ -77,6 +83,7 @@ class ParameterMismatch:
             ),
             extent=difference.first.inserted if reordered else 1,
             evidence=(_blocks_text(difference),) if reordered else (),
+            inferred=(_ONE_CALL,) if self._is_other_line(difference) else (),
         )
 
     def _opposite_order(self, case: Case, difference: Difference) -> str:
@@ -103,6 +110,11 @@ class ParameterMismatch:
         calls = difference.differing_calls or (difference.odd_call, difference.peer_call)
         return differing_parameter(*calls) == self.parameter
 
+    def _is_other_line(self, difference: Difference) -> bool:
+        """Return whether two calls of one operation come from lines of their own."""
+        same = difference.odd_call.op == difference.peer_call.op not in CREATION_OPS
+        return same and self.parameter != "captured" and difference.lines is not None
+
     def _summary(self, case: Case, difference: Difference) -> str:
         where = f"call {difference.seq} on {comm_text(difference.comm)}"
         if not difference.decided and difference.noticed is not None:
@@ -126,10 +138,12 @@ class ParameterMismatch:
                 f"{self._text(difference.odd_call)} and {self._text(difference.peer_call)}; "
                 f"the records do not show which side diverged."
             )
-        return (
-            f"{subject(case, difference)} posted {self._text(difference.odd_call)} as {where}; "
-            f"{ranks_text(difference.peers)} posted {self._text(difference.peer_call)}."
-        )
+        own, theirs = self._text(difference.odd_call), self._text(difference.peer_call)
+        others = ranks_text(difference.peers)
+        if difference.lines is not None and self._is_other_line(difference):
+            own, theirs = f"{own} at {difference.lines[0]}", f"{theirs} at {difference.lines[1]}"
+            others += ", from another line,"
+        return f"{subject(case, difference)} posted {own} as {where}; {others} posted {theirs}."
 
     def _text(self, call: Call) -> str:
         """Return a call's text, with the parameter in question where that is omitted."""

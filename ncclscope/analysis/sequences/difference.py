@@ -111,6 +111,16 @@ class Difference:
         return self.first.inserted > 0 and self.first.deleted > 0
 
     @property
+    def lines(self) -> tuple[str, str] | None:
+        """The lines of both calls, where they differ and no later call shows that both are one."""
+        odd, peer = self.odd_call, self.peer_call
+        if not self.replaced or self.first.matched or self.order or self.item:
+            return None
+        if None in (odd.site, peer.site) or odd.site == peer.site:
+            return None
+        return f"{odd.site}", f"{peer.site}"
+
+    @property
     def keeps_numbers(self) -> bool:
         """Whether each side posted one call for the other's, so that later numbers agree."""
         return self.replaced and self.order is None and not self.surplus

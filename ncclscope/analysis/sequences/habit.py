@@ -101,6 +101,8 @@ def follows(log: CallLog, seq: int, one: Call, other: Call) -> Habit | None:
 def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     """Return how many calls a rank skips that posts a later call of its peers as number ``seq``.
 
+    Calls that differ in their sizes alone are told apart by their lines.
+
     Args:
         log: A peer's calls, with another call as number ``seq``.
         seq: The first differing call.
@@ -114,7 +116,10 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     calls = log.span(max(log.first, seq - PAST), seq + 1)
     if are_variants(odd, calls[-1]):
         return 0
-    past, own = [habit_of(call) for call in calls], habit_of(odd)
+    by_line = habit_of(odd) == habit_of(calls[-1])
+    if by_line and None in (odd.site, calls[-1].site):
+        return 0
+    past, own = [_known_by(call, by_line) for call in calls], _known_by(odd, by_line)
     here = len(past) - 1
     last = max((place for place in range(here) if past[place] == own), default=-1)
     stretch = past[last : here + 1]
@@ -129,6 +134,10 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
             sites.add((calls[place].site, calls[place].user_site))
     same = len(counts) > 1 and len(set(counts)) == 1
     return counts[0] if same and (odd.site, odd.user_site) in sites else 0
+
+
+def _known_by(call: Call, by_line: bool) -> Hashable:
+    return (habit_of(call), call.site, call.user_site) if by_line else habit_of(call)
 
 
 def usual_next(log: CallLog, seq: int) -> tuple[Habit, str | None] | None:

@@ -287,3 +287,83 @@ def test_a_smaller_call_that_completes_is_no_extra_call_where_sizes_are_equal(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.seq) == (kind, (1,), 9)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "site", "kind", "confidence"),
+    [
+        (5, "train.py:16 step", "missing_call", "likely"),
+        (1, "train.py:16 step", "size_mismatch", "likely"),
+        (5, "train.py:7 backward", "size_mismatch", "certain"),
+    ],
+    ids=["usual", "no pattern", "same line"],
+)
+def test_a_size_from_another_line_is_of_another_call(
+    cluster_of: ClusterOf, rounds: int, site: str, kind: str, confidence: str
+) -> None:
+    """A backward of one rank leaves an all_reduce out; the next one has another size."""
+    cluster = cluster_of(3)
+    for _ in range(rounds):
+        cluster.post(cluster.everybody, "world", shape=(4, 16), site="train.py:7 backward")
+        cluster.post(cluster.everybody, "world", shape=(), site="train.py:16 step")
+    cluster.post([0, 1], "world", shape=(4, 16), site="train.py:7 backward", done=False)
+    cluster.post([2], "world", shape=(), site=site, done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == (kind, (2,))
+    assert verdict.cause.confidence == confidence
+    assert ("from another line" in verdict.summary) == (rounds == 1)
+
+
+def test_a_size_from_another_line_is_certain_where_later_calls_agree(cluster_of: ClusterOf) -> None:
+    """Near miss: both branches post one call for the other's."""
+    cluster = cluster_of(3)
+    cluster.history("world", backend="nccl")
+    line = {"backend": "nccl", "done": False}
+    cluster.post([0, 1], "world", shape=(4, 16), site="train.py:7 dense", **line)
+    cluster.post([2], "world", shape=(2, 16), site="train.py:9 sparse", **line)
+    for _ in range(3):
+        cluster.post(cluster.everybody, "world", "barrier", shape=(), dtype=None, **line)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("size_mismatch", (2,))
+    assert cause.confidence == "certain"
+
+
+@pytest.mark.parametrize(
+    ("places", "kind", "ranks", "confidence"),
+    [
+        ((1, 2), "op_mismatch", (), "ambiguous"),
+        ((2, 2), "extra_call", (1,), "likely"),
+        ((9, 9), "extra_call", (1,), "certain"),
+    ],
+    ids=["each elsewhere", "both later", "nowhere"],
+)
+def test_a_call_that_peers_posted_later_is_not_extra(
+    cluster_of: ClusterOf,
+    places: tuple[int, int],
+    kind: str,
+    ranks: tuple[int, ...],
+    confidence: str,
+) -> None:
+    """A thread averages metrics on the group on which the main thread broadcasts buffers."""
+    cluster = cluster_of(3)
+    cluster.history("world")
+    metrics = {"shape": (5,), "site": "train.py:12 metrics", "done": False}
+    cluster.post([1], "world", **metrics)
+    for rank, place in ((0, places[0]), (1, 1), (2, places[1])):
+        for number in range(min(place, 3)):
+            shape = (3 - number,)
+            cluster.post([rank], "world", "broadcast", root=0, shape=shape, done=False)
+        if rank != 1 and place < 3:
+            cluster.post([rank], "world", **metrics)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == (kind, ranks, confidence)
+    assert cause.candidate_ranks == (() if ranks else (0, 1, 2))

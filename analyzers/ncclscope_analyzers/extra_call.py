@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.findings import contrast, from_difference, subject
+from ncclscope.analysis.mismatch import differing_parameter
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.habit import habit_of, usual_next
-from ncclscope.analysis.wording import comm_text, plural, ranks_text, verb
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    ranks_text,
+    site_text,
+    verb,
+)
 from ncclscope.model import Finding
 
 __all__ = ["ExtraCall"]
+
+_NEAR = 8
+"""Calls within which another order explains a call that one rank posted earlier."""
 
 
 class ExtraCall:
@@ -25,7 +37,8 @@ class ExtraCall:
             if not difference.odd or not difference.inserted:
                 continue
             count = difference.first.inserted
-            yield from_difference(
+            later = _later(case, difference)
+            found = from_difference(
                 case,
                 difference,
                 kind=self.name,
@@ -36,13 +49,60 @@ class ExtraCall:
                     f"{contrast(difference)}."
                 ),
                 extent=count,
-                inferred=_early(case, difference),
+                inferred=_too_early(difference, later) or _early(case, difference),
                 evidence=(
                     f"without {'it' if count == 1 else 'them'}, "
                     f"{plural(difference.first.matched, 'call')} "
                     f"{verb(range(difference.first.matched), 'agree')} again",
                 ),
             )
+            yield (
+                _reordered(case, difference, found, later) if len({*later.values()}) > 1 else found
+            )
+
+
+def _later(case: Case, difference: Difference) -> dict[int, int]:
+    """Return where peers posted a call like the extra one, after those that agree again."""
+    first, own, seq = difference.first, difference.odd_call, difference.seq
+    if first.inserted > 1 or first.matched > _NEAR or len(difference.edits) > 1:
+        return {}
+    start, found = seq + first.matched, {}
+    for number, log in case.logs(difference.comm.key).items():
+        after = log.span(max(start, log.first), min(start + _NEAR, log.calls + 1))
+        same = (one.seq for one in after if (one.signature, one.site) == (own.signature, own.site))
+        if number not in difference.odd and (place := next(same, None)) is not None:
+            found[number] = place
+    return found
+
+
+def _too_early(difference: Difference, later: dict[int, int]) -> tuple[str, ...]:
+    return tuple(
+        f"{ranks_text([*later])} posted such a call as #{place}: {ranks_text(difference.odd)} may "
+        f"have posted it too early, in the opposite order"
+        for place in list(later.values())[:1]
+    )
+
+
+def _reordered(
+    case: Case, difference: Difference, found: Finding, later: dict[int, int]
+) -> Finding:
+    """Describe a call that each rank posted at another place, as from a thread of its own."""
+    own, ranks = difference.odd_call, tuple(case.logs(difference.comm.key))
+    places = dict.fromkeys(difference.odd, difference.seq) | later
+    where = ", ".join(f"as #{place} on rank {rank}" for rank, place in sorted(places.items()))
+    return replace(
+        found,
+        kind=f"{differing_parameter(own, difference.peer_call)}_mismatch",
+        summary=(
+            f"The members of {comm_text(difference.comm)} posted the same calls in different "
+            f"orders from call {difference.seq} on: {call_text(own)}{site_text(own)} comes "
+            f"{where}; the records do not show which order diverged."
+        ),
+        diverging_ranks=(),
+        candidate_ranks=ranks,
+        confidence="ambiguous",
+        inferred=("threads that share a group without a common order leave such records",),
+    )
 
 
 def _early(case: Case, difference: Difference) -> tuple[str, ...]:

@@ -79,6 +79,7 @@ def align_columns(
     seq: int | None,
     odd: Sequence[int] = (),
     by_site: bool = False,
+    by_shape: bool = False,
     before: int = 40,
     after: int = 24,
 ) -> ColumnTable | None:
@@ -90,6 +91,7 @@ def align_columns(
         seq: The first differing call; None to show the last calls.
         odd: Ranks that must not be the reference.
         by_site: Whether equal calls from different call sites count as different.
+        by_shape: Whether ranks whose calls differ only in their shapes have columns of their own.
         before: Number of rows before that call.
         after: Number of rows from it on.
 
@@ -103,7 +105,7 @@ def align_columns(
     if place is None:
         # Center on the first call that the least advanced rank lacks: others wait in it.
         place = max(1, min(log.calls for log in logs.values()) + 1)
-    groups = _groups(kept, place - before, place + after, by_site=by_site)
+    groups = _groups(kept, place - before, place + after, by_site=by_site, by_shape=by_shape)
     weight = {ranks: (bool(set(odd) & set(ranks)), -len(ranks), ranks) for ranks in groups}
     holding = [ranks for ranks in groups if kept[ranks[0]].calls >= kept[ranks[0]].first]
     reference = min(holding, key=lambda ranks: (weight[ranks], -kept[ranks[0]].calls))
@@ -145,7 +147,7 @@ def transfer_columns(
 
 
 def _groups(
-    logs: Mapping[int, CallLog], start: int, stop: int, *, by_site: bool
+    logs: Mapping[int, CallLog], start: int, stop: int, *, by_site: bool, by_shape: bool
 ) -> list[tuple[int, ...]]:
     """Group ranks that posted the same calls in ``[start, stop)``."""
     alike: dict[object, list[int]] = {}
@@ -156,6 +158,8 @@ def _groups(
             key += (tuple(log.signatures(low, high)),)
             if by_site:
                 key += (tuple(log.sites(low, high)),)
+            if by_shape:
+                key += (tuple(call.shape for call in log.span(low, high)),)
         alike.setdefault(key, []).append(rank)
     return [tuple(ranks) for ranks in alike.values()]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ncclscope.analysis.verdict import Neighbourhood
 from ncclscope.model import Call, Finding
 
-__all__ = ["aligned_sides", "differ_by_site", "shown_groups"]
+__all__ = ["aligned_sides", "differ_by_shape", "differ_by_site", "shown_groups"]
 
 
 def aligned_sides(
@@ -13,8 +15,8 @@ def aligned_sides(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the ranks of the left and of the right column of ``cause.aligned``.
 
-    A column holds the ranks that posted its call at the first difference. A rank that has not come
-    so far, or posted a third call, is in neither.
+    A column holds the ranks that posted its call at the first difference, and no other call than
+    its calls after that. A rank that has not come so far, or posted a third call, is in neither.
 
     Returns:
         The peers and the diverging ranks; None if there is no alignment, or if a column would
@@ -26,12 +28,19 @@ def aligned_sides(
         diverging = cause.diverging_ranks
         if cause.peers is None:
             return None
-        peers = tuple(rank for rank in _posted(near, cause.peers) if rank not in diverging)
-        return (peers, diverging) if peers else None
+        theirs, own = (_agree(near, column) for column in zip(*cause.aligned, strict=True))
+        posted = _posted(near, cause.peers)
+        peers = tuple(rank for rank in posted if rank in theirs and rank not in diverging)
+        shown = tuple(rank for rank in diverging if rank in own or rank not in near.calls)
+        return (peers, shown or diverging) if peers else None
     if cause.odd is None or cause.peers is None or cause.odd.signature == cause.peers.signature:
         return None
-    theirs, own = _posted(near, cause.peers), _posted(near, cause.odd)
-    return (theirs, own) if {*theirs, *own} == set(near.calls) else None
+    columns = zip(zip(*cause.aligned, strict=True), (cause.peers, cause.odd), strict=True)
+    sides = [
+        tuple(rank for rank in _posted(near, call) if rank in _agree(near, column))
+        for column, call in columns
+    ]
+    return (sides[0], sides[1]) if {*sides[0], *sides[1]} == set(near.calls) else None
 
 
 def shown_groups(
@@ -39,20 +48,33 @@ def shown_groups(
 ) -> tuple[list[list[int]], list[int]]:
     """Return the ranks that posted the same calls, a list for each group, and hidden ranks.
 
-    Diverging ranks are last, and are always shown.
+    Diverging ranks and candidates are last, and are shown first of all.
 
     Args:
         near: Calls around the first difference.
         cause: Cause of the verdict.
         most: Most groups to show.
     """
-    groups: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    by_shape = differ_by_shape(cause)
+    groups: dict[tuple[object, ...], list[int]] = {}
     for rank, calls in sorted(near.calls.items()):
-        signatures = tuple((seq, call.signature) for seq, call in calls.items())
-        groups.setdefault(signatures, []).append(rank)
-    found = sorted(groups.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
-    shown = found if len(found) <= most else [*found[: most - 1], found[-1]]
+        posted = ((seq, one.signature, by_shape and one.shape) for seq, one in calls.items())
+        groups.setdefault(tuple(posted), []).append(rank)
+    concerned = {*cause.diverging_ranks, *cause.candidate_ranks}
+    odd = () if cause.odd is None else _posted(near, cause.odd)
+    found = sorted(
+        groups.values(),
+        key=lambda ranks: (not concerned.isdisjoint(ranks), ranks[0] in odd, ranks),
+    )
+    last = sum(not concerned.isdisjoint(ranks) for ranks in found)
+    last = min(last, most) if last < len(found) else 1
+    shown = found if len(found) <= most else [*found[: most - last], *found[-last:]]
     return shown, [rank for ranks in found if ranks not in shown for rank in ranks]
+
+
+def differ_by_shape(cause: Finding) -> bool:
+    """Return whether a cause is about shapes, which a signature of an all_to_all leaves out."""
+    return cause.kind in ("split_mismatch", "size_mismatch")
 
 
 def differ_by_site(cause: Finding) -> bool:
@@ -69,4 +91,14 @@ def _posted(near: Neighbourhood, call: Call) -> tuple[int, ...]:
         rank
         for rank, posted in sorted(found.items())
         if posted is not None and posted.signature == call.signature
+    )
+
+
+def _agree(near: Neighbourhood, column: Iterable[Call | None]) -> frozenset[int]:
+    """Return the ranks that posted no other calls than those of a column, as far as they are."""
+    shown = {call.seq: call.signature for call in column if call is not None}
+    return frozenset(
+        rank
+        for rank, calls in near.calls.items()
+        if all(shown.get(seq, call.signature) == call.signature for seq, call in calls.items())
     )

@@ -184,18 +184,16 @@ def _divergence(near: Neighbourhood, cause: Finding, width: int) -> RenderableTy
     where = near.comm.label or near.comm.key[:12]
     heading = blocks.section(f"around call {near.seq} on {where}", "recorded")
     if (sides := aligned_sides(near, cause)) is not None:
-        return Group(heading, _aligned(cause, *sides, width))
+        return Group(heading, _aligned(near, cause, sides, width))
     return Group(heading, _rank_by_rank(near, cause, width))
 
 
 def _aligned(
-    cause: Finding, peers: Sequence[int], diverging: Sequence[int], width: int
+    near: Neighbourhood, cause: Finding, sides: Sequence[Sequence[int]], width: int
 ) -> RenderableType:
     """Return two columns, with matching calls in one line."""
     assert cause.seq is not None
-    left, other = (
-        blocks.wrapped(wording.ranks_text(ranks), ratio=1) for ranks in (peers, diverging)
-    )
+    left, other = (blocks.wrapped(wording.ranks_text(ranks), ratio=1) for ranks in sides)
     table = blocks.plain_table(blocks.right(), left, blocks.right(), other)
     by_site = differ_by_site(cause)
     for theirs, own in cause.aligned:
@@ -204,12 +202,22 @@ def _aligned(
         blocks.add_row(
             table,
             _number(theirs, mark=first),
-            _near_text(theirs, show_site=first or by_site, width=width),
+            _near_text(theirs, show_site=first or by_site, width=width)
+            + _only_on(near, theirs, sides[0]),
             _number(own),
-            _near_text(own, show_site=first or by_site, width=width),
+            _near_text(own, show_site=first or by_site, width=width)
+            + _only_on(near, own, sides[1]),
             style="" if same else "red",
         )
     return table
+
+
+def _only_on(near: Neighbourhood, call: Call | None, ranks: Sequence[int]) -> str:
+    """Return which ranks of a column have come to a call, if not all have."""
+    if call is None:
+        return ""
+    come = [rank for rank in ranks if call.seq <= max(near.calls.get(rank, {call.seq: 0}))]
+    return "" if len(come) == len(ranks) else f", {wording.ranks_text(come)} only"
 
 
 def _number(call: Call | None, *, mark: bool = False) -> str:
@@ -223,7 +231,7 @@ def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> Renderable
     table = blocks.plain_table(
         blocks.right(), *(blocks.wrapped(wording.ranks_text(ranks), ratio=1) for ranks in shown)
     )
-    for seq in sorted({seq for calls in near.calls.values() for seq in calls}):
+    for seq in sorted({seq for ranks in shown for seq in near.calls[ranks[0]]}):
         here = seq == near.seq
         cells = [
             _near_text(near.calls[ranks[0]].get(seq), show_site=here, width=width)

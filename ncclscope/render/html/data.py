@@ -20,7 +20,7 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
 from ncclscope.model import Call, Communicator, State
 from ncclscope.model.log import newest_of
-from ncclscope.render.console.sides import differ_by_site
+from ncclscope.render.console.sides import differ_by_shape, differ_by_site
 
 __all__ = ["Calls", "page_data"]
 
@@ -149,6 +149,7 @@ def _alignments(verdict: Verdict, case: Case) -> Iterable[ColumnTable]:
             seq=seq,
             odd=_diverging(verdict, key),
             by_site=is_main and cause is not None and differ_by_site(cause),
+            by_shape=is_main and cause is not None and differ_by_shape(cause),
             before=40 if is_main else 12 if seq is not None else 8,
             after=30 if is_main else 12 if seq is not None else 6,
         )

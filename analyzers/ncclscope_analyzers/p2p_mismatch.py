@@ -12,6 +12,8 @@ from ncclscope.analysis.waits.stopped_ends import stopped_end
 from ncclscope.analysis.waits.transfers import (
     Pair,
     StuckTransfer,
+    fits,
+    has_tags,
     pairs,
     short_rank,
     stuck_transfers,
@@ -25,8 +27,9 @@ from ncclscope.analysis.wording import (
     ranks_text,
     sentence,
     site_text,
+    verb,
 )
-from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model import Call, Communicator, Finding, State
 
 __all__ = ["P2pMismatch"]
 
@@ -35,6 +38,9 @@ Cycle = Sequence[tuple[int, Call]]
 """Ranks that wait for the next one each, with the calls in which they wait."""
 
 _LACKS = {"send": "receive", "recv": "send"}
+_BY_SIZE = (
+    "tags pair transfers here, and are not recorded; no send and receive of one size are left"
+)
 
 
 class P2pMismatch:
@@ -52,8 +58,8 @@ class P2pMismatch:
             for number, (sent, received) in enumerate(
                 zip(pair.sends, pair.receives, strict=False), 1
             ):
-                if not _fits(sent, received):
-                    ranks = pair.sender, pair.receiver
+                ranks = pair.sender, pair.receiver
+                if not fits(sent, received) and _is_final(case, pair, received):
                     unfit.add(frozenset(ranks))
                     yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
@@ -65,6 +71,10 @@ class P2pMismatch:
                 if transfer.peer not in stopped.diverging_ranks:
                     yield self._missing(case, transfer, "consequence")
             return
+        for transfer in found:
+            if transfer.is_led:
+                yield self._missing(case, transfer, "consequence")
+        found = [transfer for transfer in found if not transfer.is_led]
         yield from unanswered(case, self.name, led=bool(found or unfit))
         if not unfit:
             misread = [transfer for transfer in found if _unreceived(case, transfer)]
@@ -170,11 +180,13 @@ class P2pMismatch:
         who = rank_text(case.run, diverging)
         late = may_come(case, [diverging])
         stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
+        joins = case.waits.ends.get(diverging, ()) if late else ()
         yield Finding(
-            kind=self.name,
+            kind="not_joined" if joins else self.name,
             summary=(
-                f"{sentence(who)} is in no transfer, and its neighbours wait for it on "
-                f"{comm_text(first.pair.comm)}: {halves}."
+                f"{sentence(who)} is in no {'call' if joins else 'transfer'}, and its "
+                f"{'peers' if joins else 'neighbours'} wait for it on "
+                f"{comm_text(first.pair.comm)}: {halves}{_in_collectives(joins)}."
                 if late
                 else f"The transfers of {who} do not match its neighbours' on "
                 f"{comm_text(first.pair.comm)}: {halves}."
@@ -187,11 +199,17 @@ class P2pMismatch:
             peers=first.call,
             confidence="likely",
             analyzer=self.name,
-            evidence=tuple(
-                f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
-                f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before it "
-                f"between the two; {transfer.proof}"
-                for transfer in (*own, *((stuck,) if stuck else ()))
+            evidence=(
+                *(
+                    f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
+                    f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before "
+                    f"it between the two; {transfer.proof}"
+                    for transfer in (*own, *((stuck,) if stuck else ()))
+                ),
+                *(
+                    _wait_line(case, rank, diverging, case.waits.pending_calls[rank].call)
+                    for rank in joins
+                ),
             ),
             inferred=(f"rank {diverging} {'is late' if late else 'diverged'}: {reason}",),
             hangs=late or None,
@@ -312,7 +330,10 @@ class P2pMismatch:
                 f"rank {sender}: {call_text(sent)}{site_text(sent)}",
                 f"rank {receiver}: {call_text(received)}{site_text(received)}",
             ),
-            inferred=("the records do not show which of the two is wrong",),
+            inferred=(
+                *((_BY_SIZE,) if has_tags(comm) else ()),
+                "the records do not show which of the two is wrong",
+            ),
         )
 
 
@@ -320,14 +341,25 @@ def _cycle_lines(case: Case, cycle: Cycle) -> Iterable[str]:
     """Yield for each rank of a cycle what it waits in, and for whom."""
     following = (*cycle[1:], *cycle[:1])
     for (rank, call), (awaited, _) in zip(cycle, following, strict=True):
-        comm = comm_text(case.run.communicators[call.comm])
-        yield f"rank {rank} waits for rank {awaited}, in {call_text(call)} on {comm}"
+        yield _wait_line(case, rank, awaited, call)
 
 
-def _fits(sent: Call, received: Call) -> bool:
-    same_type = sent.dtype == received.dtype or None in (sent.dtype, received.dtype)
-    known = sent.numel and received.numel
-    return same_type and (not known or sent.numel == received.numel)
+def _in_collectives(ranks: Sequence[int]) -> str:
+    return f"; {ranks_text(ranks)} {verb(ranks, 'wait')} for it in a collective" if ranks else ""
+
+
+def _wait_line(case: Case, rank: int, awaited: int, call: Call) -> str:
+    comm = comm_text(case.run.communicators[call.comm])
+    return f"rank {rank} waits for rank {awaited}, in {call_text(call)} on {comm}"
+
+
+def _is_final(case: Case, pair: Pair, received: Call) -> bool:
+    """Return whether a receive and a send that do not fit are a pair, and not just under way."""
+    if not has_tags(pair.comm) or received.state is State.COMPLETED or case.timeless:
+        return True
+    ends = pair.sender, pair.receiver
+    ended = any(case.how_it_ended(case.run.by_rank[rank]) is not None for rank in ends)
+    return ended or case.longest_common_quiet(ends) is not None
 
 
 def _singled_out(case: Case, found: Sequence[StuckTransfer]) -> int | None:
@@ -352,11 +384,7 @@ def _singled_out(case: Case, found: Sequence[StuckTransfer]) -> int | None:
         return None
     for other in others:
         sent, received = sorted((own[0].call, other.call), key=lambda call: call.op != "send")
-        if (
-            (sent.op, received.op) == ("send", "recv")
-            and other.number > 1
-            and _fits(sent, received)
-        ):
+        if (sent.op, received.op) == ("send", "recv") and other.number > 1 and fits(sent, received):
             return shared
     return None
 

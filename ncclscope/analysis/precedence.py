@@ -138,18 +138,26 @@ def _without_accounted(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _without_held_up(case: Case, found: Sequence[Finding]) -> list[Finding]:
-    """Return findings on calls that a stuck transfer keeps ranks from as consequences."""
+    """Return findings on calls that a stuck transfer keeps ranks from as consequences.
+
+    Also those on the transfers of a rank that is late, as a finding on a collective says.
+    """
+    causes = [finding for finding in found if finding.role == "cause"]
     held_up = {
         rank
-        for finding in found
-        if finding.role == "cause" and finding.kind == "stalled" and _is_transfer(finding)
+        for finding in causes
+        # Findings from stacks have no communicator, and know no second half.
+        if finding.kind == "stalled" and finding.comm is not None and _is_transfer(finding)
         for rank in finding.candidate_ranks
     }
-    missed = {
-        (pending.comm.key, pending.call.seq)
-        for pending in case.waits.pending_calls.values()
-        if pending.absent and held_up.issuperset(pending.absent)
-    }
+    named = [
+        (_is_transfer(finding), set(finding.diverging_ranks))
+        for finding in causes
+        if finding.kind in ("not_joined", "dead_rank") and finding.comm is not None
+    ]
+    late = set().union(*(ranks for in_transfer, ranks in named if not in_transfer))
+    missed = _missed(case, held_up)
+    undecided = _missed(case, set().union(*(ranks for in_transfer, ranks in named if in_transfer)))
     return [
         replace(finding, role="consequence")
         if finding.role == "cause"
@@ -157,13 +165,24 @@ def _without_held_up(case: Case, found: Sequence[Finding]) -> list[Finding]:
         and (
             (
                 finding.kind in ("not_joined", "extra_call")
-                and (finding.comm.key, finding.seq) in missed
+                and (finding.comm.key, finding.seq)
+                in (missed if finding.diverging_ranks else missed | undecided)
             )
             or _lacks_a_half_of(finding, held_up)
+            or _is_late(finding, late)
         )
         else finding
         for finding in found
     ]
+
+
+def _missed(case: Case, ranks: set[int]) -> set[tuple[str, int | None]]:
+    """Return the pending calls that none but some ranks have not posted."""
+    return {
+        (pending.comm.key, pending.call.seq)
+        for pending in case.waits.pending_calls.values()
+        if pending.absent and ranks.issuperset(pending.absent)
+    }
 
 
 def _lacks_a_half_of(finding: Finding, held_up: set[int]) -> bool:
@@ -171,6 +190,16 @@ def _lacks_a_half_of(finding: Finding, held_up: set[int]) -> bool:
     if finding.kind != "p2p_mismatch" or finding.peers is not None or finding.diverging_ranks:
         return False
     return bool(held_up.intersection(finding.candidate_ranks))
+
+
+def _is_late(finding: Finding, late: set[int]) -> bool:
+    """Return whether a transfer has no other half yet since its peer is late for all its calls."""
+    if not finding.hangs or finding.comm is None:
+        return False
+    if _is_transfer(finding):
+        return late.issuperset(finding.diverging_ranks or {-1})
+    peer = None if finding.odd is None or finding.odd.op not in P2P_OPS else finding.odd.peer
+    return peer is not None and finding.comm.ranks[peer] in late
 
 
 def _is_transfer(finding: Finding) -> bool:

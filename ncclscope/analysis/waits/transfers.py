@@ -1,20 +1,23 @@
 """Sends without a receive and receives without a send that are stuck.
 
-Sends and receives between two ranks are paired in their order, separately for each direction,
-as NCCL and gloo pair them. A snapshot of a running job also has transfers that only one side has
-posted. A transfer is stuck when it timed out, when both ranks have been quiet for too long, or
-when its peer itself waits for this rank in another call.
+Sends and receives between two ranks are paired in their order, separately for each direction, as
+NCCL pairs them. gloo and MPI pair by tags, which are not recorded: there those that fit are pairs,
+in whatever order they were posted. A snapshot of a running job also has transfers that only one
+side has posted. A transfer is stuck when it timed out, when both ranks have been quiet for too
+long, or when its peer itself waits for this rank in another call.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.case import EXITED
 from ncclscope.analysis.damaged import has_damaged_transfers
+from ncclscope.analysis.waits.completion import first_pending
 from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, failed, timed_out
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Pair",
     "StuckTransfer",
+    "fits",
+    "has_tags",
+    "is_led_elsewhere",
     "is_partial",
     "is_stopped",
     "matched_waits",
@@ -70,6 +76,7 @@ class StuckTransfer:
         call: The call.
         number: Number of the transfer within the pair, from 1.
         proof: Why the transfer is stuck.
+        is_led: Whether its peer waits in a collective, and not for this rank.
     """
 
     pair: Pair
@@ -78,6 +85,7 @@ class StuckTransfer:
     call: Call
     number: int
     proof: str
+    is_led: bool
 
 
 def is_partial(rank: Rank) -> bool:
@@ -108,7 +116,65 @@ def pairs(case: Case) -> Iterator[Pair]:
                     continue  # it receives from any source, and may have taken any of them
                 receives = [call for call in received if call.op == "recv" and call.peer == one]
                 if one != other and (other in sends or receives):
-                    yield Pair(comm, sender, receiver, sends.get(other, ()), receives)
+                    halves: tuple[Sequence[Call], Sequence[Call]] = sends.get(other, ()), receives
+                    if has_tags(comm) and not all(map(fits, *halves)):
+                        failed_in_it = case.how_it_ended(case.run.by_rank[receiver]) is not None
+                        halves = _fitted(*halves, failed_in_it)
+                    yield Pair(comm, sender, receiver, *halves)
+
+
+def has_tags(comm: Communicator) -> bool:
+    """Return whether a backend pairs sends and receives by tags; NCCL has none."""
+    return "nccl" not in comm.backend
+
+
+def fits(sent: Call, received: Call) -> bool:
+    """Return whether a send and a receive have the same type and size, as far as is known."""
+    same_type = sent.dtype == received.dtype or None in (sent.dtype, received.dtype)
+    known = sent.numel and received.numel
+    return same_type and (not known or sent.numel == received.numel)
+
+
+def _fitted(
+    sends: Sequence[Call], receives: Sequence[Call], failed_in_it: bool
+) -> tuple[list[Call], list[Call]]:
+    """Order sends and receives so that those that tags can have paired have equal places.
+
+    gloo completes a receive that is longer than the message, and ends the process of one that is
+    shorter. It completes a small send without a receive: such a send without a receive of its size
+    has another tag than a receive that is pending, so that it is left out.
+
+    Args:
+        sends: The sender's calls.
+        receives: The receiver's.
+        failed_in_it: Whether the receiver's process ended before others.
+    """
+    free: dict[tuple[object, ...], deque[Call]] = {}
+    for call in receives:
+        free.setdefault((call.dtype, call.numel), deque()).append(call)
+    fitting = [
+        (call, same.popleft() if (same := free.get((call.dtype, call.numel))) else None)
+        for call in sends
+    ]
+    left = deque(
+        sorted(
+            chain.from_iterable(free.values()),
+            key=lambda call: (call.state is not State.COMPLETED, call.position),
+        )
+    )
+    paired, alone = [], []
+    for sent, received in fitting:
+        if received is None and left:
+            done = [State.COMPLETED is call.state for call in (sent, left[0])]
+            too_long = failed_in_it and (sent.numel or 0) > (left[0].numel or 0)
+            if done != [True, False] or too_long:
+                received = left.popleft()
+        if received is None:
+            alone.append(sent)
+        else:
+            paired.append((sent, received))
+    sent_first = [sent for sent, _ in paired] + ([] if left else alone)
+    return sent_first, [received for _, received in paired] + [*left]
 
 
 def stuck_transfers(case: Case) -> list[StuckTransfer]:
@@ -133,7 +199,8 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
             continue
         proof = proof_of(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
-            stuck.append(StuckTransfer(pair, rank, peer, call, number, proof))
+            led = is_led_elsewhere(case, rank, peer, call, awaited)
+            stuck.append(StuckTransfer(pair, rank, peer, call, number, proof, led))
     waiting = {transfer.rank for transfer in stuck}
     stuck = [one for one in stuck if not _is_ahead(case, one, waiting)]
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
@@ -193,9 +260,10 @@ def _end_of(awaited: Mapping[int, int], rank: int) -> int:
 def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | None:
     """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
 
-    Where at least two ranks wait for it, it is the one that waits in no transfer itself. Where
-    one rank waits, all other ranks have reached the transfer whose half it lacks. Where all chains
-    run into a cycle, its number of transfers differs from that of all others, which is the same.
+    Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
+    no transfer itself. Where one rank waits, all other ranks have reached the transfer whose half
+    it lacks. Where all chains run into a cycle, its number of transfers differs from that of all
+    others, which is the same.
 
     Returns:
         The rank, and the reason; None where no rank is identified.
@@ -208,7 +276,7 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
     both_sides = {rank for rank, by in awaited.items() if len(by) > 1}
     if len(ends) == 1:
         (end,) = ends
-        if end in both_sides:
+        if len({*awaited[end], *case.waits.ends.get(end, ())}) > 1:
             return end, "it waits in no transfer itself"
         return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
     if ends:
@@ -304,9 +372,45 @@ def _awaited(
     awaited = {rank: pending.awaited for rank, pending in case.waits.pending_calls.items()}
     for rank, (_, peer, call, _) in first.items():
         pending = case.waits.pending_calls.get(rank)
-        if pending is None or call.position < pending.call.position:
+        if pending is None or (
+            call.position < pending.call.position
+            and not _is_past(case, case.run.by_rank[rank], call)
+        ):
             awaited[rank] = (peer,)
     return awaited
+
+
+def is_led_elsewhere(
+    case: Case, rank: int, peer: int, call: Call, awaited: Mapping[int, tuple[int, ...]]
+) -> bool:
+    """Return whether the peer of a transfer waits in a collective, and not for the rank in it.
+
+    Then the transfer has not caused that wait, and its other half may come after it.
+
+    Args:
+        case: The job.
+        rank: The end whose call is pending.
+        peer: The other end.
+        call: That call.
+        awaited: By rank, the peers for which each rank waits.
+    """
+    if peer not in case.waits.pending_calls:
+        return False
+    ends = case.run.by_rank[peer], case.run.by_rank[rank]
+    return _is_past(case, ends[1], call) or not _leads(awaited, *ends)
+
+
+def _is_past(case: Case, rank: Rank, call: Call) -> bool:
+    """Return whether a rank completed collectives after a transfer, and is in a later one."""
+    head = case.waits.heads.get(rank.rank)
+    if head is None or head.position < call.position:
+        return False
+    for log in rank.logs.values():
+        pending, known = first_pending(log)
+        done = log.calls if pending is None else pending.seq - 1
+        if known and done >= log.first and log.call(done).position > call.position:
+            return True
+    return False
 
 
 def proof_of(

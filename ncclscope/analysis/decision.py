@@ -42,7 +42,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Finding
+from ncclscope.model import Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
@@ -77,7 +77,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
         found = [_singled_out(one, elsewhere) for one in found]
         seen = []
     else:
-        seen = [unless_moving(case, one) for one in seen]
+        seen = [_unless_serving(case, unless_moving(case, one), found) for one in seen]
         if not any(one.role == "cause" for one in seen):
             seen += [*waiting_unrecorded(case, positions), *left_inside(case, positions)]
         if not any(one.role == "cause" for one in seen):
@@ -218,6 +218,23 @@ def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
                 ),
             )
     return finding
+
+
+def _unless_serving(case: Case, finding: Finding, found: Sequence[Finding]) -> Finding:
+    """Return a finding from stacks, as latent where a server waits for a message from any rank."""
+    if not any(one.role == "latent" and _is_from_any(one.odd) for one in found):
+        return finding
+    servers = {rank.rank for rank in case.run.ranks if _is_from_any(rank.last_call(transfers=True))}
+    return (
+        replace(finding, role="latent") if servers.issuperset(finding.diverging_ranks) else finding
+    )
+
+
+def _is_from_any(call: Call | None) -> bool:
+    """Return whether a call is a pending receive from any source."""
+    if call is None or call.op != "recv" or call.peer is not None:
+        return False
+    return call.state is not State.COMPLETED
 
 
 def _named_summary(finding: Finding, one: Finding) -> str:

@@ -7,11 +7,16 @@ the first ones. The newest call of a rank still shows that it waits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
-from ncclscope.analysis.waits.transfers import is_partial, pairs, proof_of
+from ncclscope.analysis.waits.transfers import (
+    is_led_elsewhere,
+    is_partial,
+    pairs,
+    proof_of,
+)
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -46,6 +51,7 @@ class OpenTransfer:
         peers: The ranks that may post the other side.
         call: The call.
         proofs: Why no peer has posted the other side, and why none will.
+        is_led: Whether peers wait in collectives, not for this rank, and all others may be at work.
     """
 
     comm: Communicator
@@ -53,6 +59,7 @@ class OpenTransfer:
     peers: tuple[int, ...]
     call: Call
     proofs: tuple[str, ...]
+    is_led: bool
 
 
 def is_in_transfer(rank: Rank) -> bool:
@@ -89,8 +96,20 @@ def unanswered(case: Case, analyzer: str, *, led: bool) -> Iterable[Finding]:
         yield _finding(case, analyzer, found, "consequence" if led else "cause", (end,))
         return
     for place, transfer in enumerate(found):
-        behind = led or (place > 0 and waiting.issuperset(transfer.peers))
-        yield _finding(case, analyzer, [transfer], "consequence" if behind else "cause")
+        behind = led or transfer.is_led or (place > 0 and waiting.issuperset(transfer.peers))
+        finding = _finding(case, analyzer, [transfer], "consequence" if behind else "cause")
+        yield _unless_idle(transfer, finding)
+
+
+def _unless_idle(transfer: OpenTransfer, finding: Finding) -> Finding:
+    """Return a finding on a receive from any source as latent where all senders may be at work."""
+    if transfer.call.peer is not None or finding.role != "cause" or not finding.hangs:
+        return finding
+    return replace(
+        finding,
+        role="latent",
+        summary=f"{finding.summary.rstrip('.')}: a server without requests looks the same.",
+    )
 
 
 def _finding(
@@ -184,7 +203,10 @@ def open_transfers(case: Case) -> list[OpenTransfer]:
         proofs = [proof_of(case, rank, case.run.by_rank[peer], call, ahead) for peer in peers]
         known = [proof for proof in proofs if proof is not None]
         if counts is not None and len(known) == len(peers):
-            found.append(OpenTransfer(comm, number, peers, call, (counts, *dict.fromkeys(known))))
+            led = [peer for peer in peers if is_led_elsewhere(case, number, peer, call, ahead)]
+            is_led = bool(led) and may_come(case, {*peers} - {*led})
+            proven = (counts, *dict.fromkeys(known))
+            found.append(OpenTransfer(comm, number, peers, call, proven, is_led))
     return found
 
 

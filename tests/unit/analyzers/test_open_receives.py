@@ -10,7 +10,7 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.readers.bundle import with_snapshot
 from tests.support.cluster import Cluster, agrees
-from tests.support.snapshots import in_collective, snapshot, worker
+from tests.support.snapshots import elsewhere, in_collective, snapshot, worker
 
 ClusterOf = Callable[[int], Cluster]
 
@@ -194,3 +194,65 @@ def test_stacks_do_not_outrank_a_recorded_cycle_of_receives(cluster_of: ClusterO
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.candidate_ranks) == ("p2p_mismatch", (0, 1, 2, 3))
     assert "wait for each other in a cycle" in verdict.summary
+
+
+# --- servers that receive from any source ------------------------------------------------------
+
+
+def _serve(cluster: Cluster) -> None:
+    """Rank 0 receives requests from any source and answers, and waits for the next one."""
+    cluster.history("world")
+    for client in range(1, cluster.size):
+        _send(cluster, client, 0)
+        cluster.post([0], "world", "recv")
+        _send(cluster, 0, client)
+        _recv(cluster, client, 0)
+    cluster.post([0], "world", "recv", done=False)
+
+
+def test_a_server_without_requests_is_not_hung(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    _serve(cluster)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "unknown"
+    assert "a server without requests looks the same" in verdict.summary
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_stacks_of_a_server_without_requests_are_no_hang(cluster_of: ClusterOf, size: int) -> None:
+    cluster = cluster_of(size)
+    _serve(cluster)
+    seen = [worker(0, in_collective("recv", 9))]
+    seen += [worker(rank, elsewhere(15, "play")) for rank in range(1, size)]
+
+    verdict = diagnose(with_snapshot(cluster.run(), snapshot(seen, gap=10.0)))
+
+    assert verdict.status == "unknown"
+
+
+def test_a_server_and_a_client_that_wait_for_each_other_hang(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    _serve(cluster)
+    _recv(cluster, 1, 0, done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.in_trouble
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "p2p_mismatch"
+
+
+def test_a_server_whose_clients_wait_for_another_rank_follows_from_that(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0", members=[1, 2, 3])
+    _serve(cluster)
+    cluster.post([1, 2], "dp:0", members=[1, 2, 3], done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (3,))

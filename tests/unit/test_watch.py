@@ -552,7 +552,7 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
     def search(*_: object) -> None:
         raise AssertionError("the ring was searched")
 
-    monkeypatch.setattr(cursor_module, "RingLog", search)
+    monkeypatch.setattr(cursor_module, "log_of", search)
     for _ in range(200):
         job.post(0)
     job.poll()

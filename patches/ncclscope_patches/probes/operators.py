@@ -95,14 +95,22 @@ def _announcing(
                 token = before(args, kwargs)
             except Exception as error:
                 patch.fail(error)
-        if token is None or not scope.listeners:
+        if token is None:
             result = function(*args, **kwargs)
         else:
-            scope.announce(getattr(token[0], "channel", None) if type(token) is tuple else None)
+            handle = token[0] if type(token) is tuple else None
+            is_announced = bool(scope.listeners)
+            if is_announced:
+                scope.announce(getattr(handle, "channel", None))
             try:
                 result = function(*args, **kwargs)
+            except BaseException as error:
+                if isinstance(handle, recording.Handle):
+                    patch.raised(handle, token[1], error)
+                raise
             finally:
-                scope.conclude()
+                if is_announced:
+                    scope.conclude()
         if token is not None and after is not None:
             try:
                 after(token, result)

@@ -167,29 +167,34 @@ class DispatcherProbe(Patch):
         self,
         redispatch: Callable[..., Any],
         after: Any,
-        post: Callable[[tuple[Any, ...]], Handle | None],
+        post: Callable[[tuple[Any, ...]], tuple[Handle, int] | None],
     ) -> Callable[..., Any]:
         is_announced, suppressing = scope.is_announced, scope.suppressing
         announce, conclude = scope.announce, scope.conclude
 
         def enqueue(keys: Any, *args: Any) -> Any:
-            handle = None
+            posted = None
             if self.active and not is_announced() and _get_ident() not in suppressing:
                 try:
-                    handle = post(args)
+                    posted = post(args)
                 except Exception as error:
                     self.fail(error)
-            if handle is None:
+            if posted is None:
                 return redispatch(keys & after, *args)
-            announce(handle.channel)
+            announce(posted[0].channel)
             try:
                 return redispatch(keys & after, *args)
+            except BaseException as error:
+                self.raised(*posted, error)
+                raise
             finally:
                 conclude()
 
         return enqueue
 
-    def _recorder(self, read: Read, names: list[str]) -> Callable[[tuple[Any, ...]], Handle | None]:
+    def _recorder(
+        self, read: Read, names: list[str]
+    ) -> Callable[[tuple[Any, ...]], tuple[Handle, int] | None]:
         group_at = names.index(_GROUP)
         redop_at = names.index(_REDUCTION) if _REDUCTION in names else 0
         order = [at for at in range(len(names)) if at != group_at]
@@ -197,7 +202,7 @@ class DispatcherProbe(Patch):
             order[1:3] = 3, 2
         unbox = sys.modules["torch.distributed"].ProcessGroup.unbox
 
-        def post(args: tuple[Any, ...]) -> Handle | None:
+        def post(args: tuple[Any, ...]) -> tuple[Handle, int] | None:
             tensor = first_tensor(args)
             if tensor is None:
                 return None
@@ -212,7 +217,7 @@ class DispatcherProbe(Patch):
 
     def _post(
         self, group: Any, tensor: Any, parameters: tuple[Any, ...], frame: Any
-    ) -> Handle | None:
+    ) -> tuple[Handle, int] | None:
         handle = process_groups.handles.of(group)
         if handle is NOBODY or not is_plain(tensor):
             return None
@@ -220,7 +225,7 @@ class DispatcherProbe(Patch):
         phase = _phases.get(_get_ident())
         if phase is not None and (tensor.is_cpu if handle.waits is None else handle.waits):
             phase.append((handle, position))
-        return handle
+        return handle, position
 
     def _reduction(self, boxed: Any) -> str:
         return "sum" if self._sums_only else redop_name(boxed.op())

@@ -82,20 +82,8 @@ def with_waiting_root(run: Run, verdict: Verdict) -> Run | None:
     Returns:
         None where the verdict is not about the root of a broadcast, or its stack shows no queue.
     """
-<<<<<<< HEAD
     rank = None if verdict.cause is None else _root(run, verdict.cause)
     if rank is None or rank.details.get("waits_for_input") or not _waits(rank):
-=======
-    cause = verdict.cause
-    call = None if cause is None else cause.peers
-    if cause is None or call is None or call.op not in SENDERS or call.global_root is None:
-        return None
-    rank = run.by_rank.get(call.global_root)
-    named = (*cause.diverging_ranks, *cause.candidate_ranks)
-    if rank is None or not rank.alive or rank.rank not in named:
-        return None
-    if rank.details.get("waits_for_input") or not waits_for_requests(_stacks(rank)):
->>>>>>> d24bf3e (Show roots as global ranks)
         return None
     marked = replace(rank, details={**rank.details, "waits_for_input": True})
     return replace(run, ranks=tuple(marked if one is rank else one for one in run.ranks))

@@ -10,7 +10,7 @@ long, or when its peer itself waits for this rank in another call.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
@@ -202,21 +202,7 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
             led = is_led_elsewhere(case, rank, peer, call, awaited)
             stuck.append(StuckTransfer(pair, rank, peer, call, number, proof, led))
     waiting = {transfer.rank for transfer in stuck}
-    stuck = [one for one in stuck if not _is_ahead(case, one, waiting)]
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
-
-
-def _is_ahead(case: Case, transfer: StuckTransfer, waiting: Container[int]) -> bool:
-    """Return whether both ends went on to one collective, and wait there for other ranks.
-
-    The ranks that they wait for are in no transfer and no collective, and hold up the peer's half.
-    """
-    ends = [case.waits.pending_calls.get(rank) for rank in (transfer.rank, transfer.peer)]
-    if ends[0] is None or ends[1] is None or not ends[0].absent:
-        return False
-    if any(rank in waiting or rank not in case.waits.ends for rank in ends[0].awaited):
-        return False
-    return (ends[0].comm.key, ends[0].call.seq) == (ends[1].comm.key, ends[1].call.seq)
 
 
 def matched_waits(case: Case) -> Iterator[tuple[Pair, int, int]]:
@@ -242,6 +228,8 @@ def matched_waits(case: Case) -> Iterator[tuple[Pair, int, int]]:
     for rank, own in pending.items():
         pair, number, call, answer = own[0]
         if len(own) > 1 or answer is None or answer.state is State.COMPLETED:
+            continue
+        if not fits(*((call, answer) if rank == pair.sender else (answer, call))):
             continue
         if "nccl" not in pair.comm.backend and call == case.run.by_rank[rank].last_call(
             transfers=True

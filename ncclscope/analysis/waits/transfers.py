@@ -21,6 +21,7 @@ from ncclscope.analysis.waits.completion import first_pending
 from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, failed, timed_out
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
+from ncclscope.model.signature import P2P_OPS
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
@@ -215,26 +216,29 @@ def matched_waits(case: Case) -> Iterator[tuple[Pair, int, int]]:
     Yields:
         All transfers between the two ranks, the number of this one, and the rank that waits.
     """
-    pending: dict[int, list[tuple[Pair, int, Call, Call | None]]] = {}
-    for pair in pairs(case):
+    newest = {rank.rank: rank.last_call(transfers=True) for rank in case.run.ranks}
+    inside = {
+        n: c for n, c in newest.items() if c and c.op in P2P_OPS and c.state is not State.COMPLETED
+    }
+    pending: dict[int, list[tuple[Pair, int, Call, Call | None]]] = {rank: [] for rank in inside}
+    for pair in pairs(case) if inside else ():
+        if "nccl" in pair.comm.backend or not inside.keys() & {pair.sender, pair.receiver}:
+            continue
         halves = enumerate(zip_longest(pair.sends, pair.receives), 1)
         for number, (sent, received) in halves:
             if received is not None and received.state is State.COMPLETED:
                 continue  # a send may be without a wait for it
-            if sent is not None and sent.state is not State.COMPLETED:
-                pending.setdefault(pair.sender, []).append((pair, number, sent, received))
-            if received is not None:
-                pending.setdefault(pair.receiver, []).append((pair, number, received, sent))
+            if sent is not None and sent.state is not State.COMPLETED and pair.sender in inside:
+                pending[pair.sender].append((pair, number, sent, received))
+            if received is not None and pair.receiver in inside:
+                pending[pair.receiver].append((pair, number, received, sent))
     for rank, own in pending.items():
-        pair, number, call, answer = own[0]
-        if len(own) > 1 or answer is None or answer.state is State.COMPLETED:
-            continue
-        if not fits(*((call, answer) if rank == pair.sender else (answer, call))):
-            continue
-        if "nccl" not in pair.comm.backend and call == case.run.by_rank[rank].last_call(
-            transfers=True
-        ):
-            yield pair, number, rank
+        if len(own) == 1:
+            pair, number, call, answer = own[0]
+            if call != inside[rank] or answer is None or answer.state is State.COMPLETED:
+                continue
+            if fits(*((call, answer) if rank == pair.sender else (answer, call))):
+                yield pair, number, rank
 
 
 def _end_of(awaited: Mapping[int, int], rank: int) -> int:

@@ -136,8 +136,11 @@ class DeadRank:
                 continue
             if rank is None:
                 # One finding covers all ranks without a record.
+                if late and number in case.run.unreadable:
+                    continue  # it left a record, which is damaged
                 if not unknown and self._missed_by_all(case, number, waiting):
-                    yield self._finding(case, number, waiting, _no_record(case), consequence=late)
+                    led = late or not {*waiting}.isdisjoint(case.waits.cycle)
+                    yield self._finding(case, number, waiting, _no_record(case), consequence=led)
                     unknown = True
                 continue
             how = case.how_it_ended(rank)

@@ -11,9 +11,17 @@ from ncclscope.analysis.coverage import is_damaged
 from ncclscope.analysis.processes.judgement import SENDERS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.habit import PAST
+from ncclscope.analysis.unlogged import cut_short
 from ncclscope.analysis.waits.noted import doing
 from ncclscope.analysis.waits.pace import is_as_slow_as_ever
-from ncclscope.analysis.wording import comm_text, ranks_text, sentence, verb
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
 from ncclscope.model import Call, DamagedCall, Finding, Rank, State
 
 __all__ = [
@@ -61,20 +69,44 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         )
     if finding.kind not in WAITS:
         return finding
-    lost = [rank for rank in comm.ranks if is_damaged(case.run, rank, comm.key)]
+    cut = {number for one, ranks in cut_short(case.run) if one.key == comm.key for number in ranks}
+    lost = [n for n in comm.ranks if n in cut or is_damaged(case.run, n, comm.key)]
     if not lost:
         return finding
+    unknown = f"It is unknown whether {ranks_text(lost)} joined it: the record is damaged."
+    blamed = finding.diverging_ranks
+    alone = finding.kind == "extra_call" and 2 * (len(blamed) + len(lost)) < len(comm.ranks)
+    if blamed and not {*blamed} & {*lost} and (alone or finding.kind == "dead_rank"):
+        return replace(finding, summary=f"{finding.summary} {unknown}", confidence="likely")
     waiting = [
         n for n, pending in sorted(case.waits.pending_calls.items()) if pending.comm.key == comm.key
     ]
+    absent = tuple(n for n in comm.ranks if n not in waiting and n not in lost)
     where = f"call {finding.seq} on {comm_text(comm)}"
+    if absent and waiting:
+        call = call_text(case.waits.pending_calls[waiting[0]].call)
+        who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+        few = absent if len(waiting) > len(absent) + len(lost) else ()
+        return replace(
+            finding,
+            kind="not_joined",
+            summary=(
+                f"{sentence(who)} never joined {where}, {call}, in which {ranks_text(waiting)} "
+                f"{verb(waiting, 'wait')}. {unknown}"
+            ),
+            diverging_ranks=few,
+            candidate_ranks=() if few else comm.ranks,
+            confidence="likely" if few else "ambiguous",
+            odd=None,
+            evidence=tuple(
+                line for line in finding.evidence if not any(f"rank {n} " in line for n in lost)
+            ),
+            inferred=() if case.run.by_rank.keys() & {*lost} else finding.inferred,
+        )
     return replace(
         finding,
         kind="stalled",
-        summary=(
-            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. It is unknown "
-            f"whether {ranks_text(lost)} joined it: the record is damaged."
-        ),
+        summary=f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. {unknown}",
         diverging_ranks=(),
         candidate_ranks=comm.ranks,
         confidence="ambiguous",

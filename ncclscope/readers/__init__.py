@@ -62,7 +62,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     notes: list[str] = []
     ranks: list[Rank] = []
     snapshots: list[Snapshot] = []
-    empty = refused = 0
+    empty: list[Path] = []
+    refused = 0
     seen = set()
     nodes = Nodes()
     given_paths = {Path(path) for path in paths}
@@ -75,7 +76,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             reader = _reader(path)
             status = path.stat()
             if status.st_size == 0:
-                empty += 1
+                empty.append(path)
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
                 rank = nodes.annotate(reader(path)) if reader is read_ring else reader(path)
@@ -100,6 +101,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             raise InputError(notes[0], "nothing else was found")
         what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(f"{', '.join(given)}: {what} found", _advice(given_paths))
+    hollow = [path for path in empty if path.name.endswith(layout.SUFFIX)]
+    notes += [printable(f"{path} is empty") for path in hollow]
+    refused += len(hollow)
     run = assemble(ranks, notes=notes, sources=given)
     if 0 < len(run.missing) <= refused:
         # There is a file for each missing rank, so none of them left no record.

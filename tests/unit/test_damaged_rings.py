@@ -117,6 +117,34 @@ def test_a_rank_whose_record_is_damaged_is_not_reported_late(tmp_path: Path) -> 
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
 
 
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("how", ["empty", "cut", "description", "records"])
+def test_damage_hides_no_other_rank_that_is_late(tmp_path: Path, how: str, size: int) -> None:
+    """Rank 1 did not post the last call; whether rank 0 did is not known. Of five, three did."""
+    cluster = Cluster(tmp_path / "rings", size)
+    cluster.history()
+    cluster.post(range(2, size), "tp:0", "all_gather", done=False)
+    path = ring_of(cluster, 0)
+    if how == "description":
+        damage(path, DESCRIPTION)
+    elif how == "records":
+        data, records = bytearray(path.read_bytes()), records_of(path)
+        data[records.start : records.stop] = bytes(len(records))
+        path.write_bytes(data)
+    else:
+        path.write_bytes(path.read_bytes()[: 4096 if how == "cut" else 0])
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None, verdict.summary
+    assert verdict.cause.kind == "not_joined"
+    assert verdict.cause.diverging_ranks == ((1,) if size == 5 else ())
+    assert verdict.summary.startswith("Rank 1 (node-0, pid 1001) never joined call 6")
+    assert "unknown whether rank 0 joined it" in verdict.summary
+    assert not any("left no record" in one.summary for one in verdict.findings)
+    assert how != "empty" or any(note.endswith(".ring is empty") for note in verdict.notes)
+
+
 @pytest.mark.parametrize("lost", [1, 3])
 def test_newest_records_that_are_zeroed_make_agreement_incomplete(
     tmp_path: Path, lost: int

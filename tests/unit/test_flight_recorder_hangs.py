@@ -196,6 +196,35 @@ def test_of_several_lost_dumps_none_is_singled_out(tmp_path: Path) -> None:
     assert cause.summary.startswith("Ranks 0 3 left no dumps; rank 1 waits for rank 0 in call 1 on")
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("crossed", [True, False])
+def test_ranks_that_cross_deadlock_whoever_left_no_dump(
+    tmp_path: Path, backend: str, crossed: bool
+) -> None:
+    """Of four ranks two left a dump. Near miss: rank 3 is ahead, in the same order."""
+    done = "scheduled" if backend == "gloo" else "completed"  # gloo's dumps have no states
+    job = Job(4, {"1": ("tp", [2, 3])}, backend)
+    for _ in range(3):
+        job.post(WORLD, state=done, retired=True)
+        job.post([2, 3], group="1", state=done, retired=True)
+    job.post(WORLD, "barrier", state=done, retired=True)
+    job.post([2], group="1", state="scheduled" if crossed else done, retired=not crossed)
+    if not crossed:
+        job.post([3], group="1", state=done, retired=True)
+    job.post([3], state="scheduled")
+    directory = job.write(tmp_path)
+    for rank in (0, 1):
+        (directory / f"comm_lib_trace_rank_{rank}").unlink()
+
+    verdict = diagnose(open_run(directory))
+
+    cause = cause_of(verdict)
+    candidates = (2, 3) if crossed else (0, 1, 2, 3)
+    assert (verdict.status, cause.kind, cause.candidate_ranks) == ("hung", "not_joined", candidates)
+    assert ("one side skipped the other's call" in cause.summary) == crossed
+    assert {one.role for one in verdict.findings[1:]} <= {"consequence"}
+
+
 # --- sends and receives -------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ waits for no other; a chain without an end is a deadlock cycle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -124,22 +124,16 @@ class Waits:
 
     @cached_property
     def cycle(self) -> tuple[int, ...]:
-        """One shortest deadlock cycle of ranks; empty when each chain of waiting has an end."""
-        reached_end = set(self.ends)
-        changed = True
-        while changed:
-            changed = False
-            for number, pending in self.pending_calls.items():
-                if number not in reached_end and any(r in reached_end for r in pending.awaited):
-                    reached_end.add(number)
-                    changed = True
-        left = [number for number in self.pending_calls if number not in reached_end]
-        best: tuple[int, ...] = ()
-        for start in left:
-            path = self._shortest_way_back(start)
-            if path and (not best or len(path) < len(best)):
-                best = path
-        return best
+        """One shortest deadlock cycle of ranks; empty when each chain of waiting has an end.
+
+        Ranks that wait for each other, in calls which the next one has not posted, also deadlock
+        where they wait for ranks without a record, too.
+        """
+        awaited = {number: pending.awaited for number, pending in self.pending_calls.items()}
+        if (cycle := _cycle(awaited, self.ends)) or self.ends.keys() <= self._ranks.keys():
+            return cycle
+        absent = {number: pending.absent for number, pending in self.pending_calls.items()}
+        return _cycle(absent, self.ends.keys() & self._ranks.keys())
 
     @property
     def cycle_creates(self) -> bool:
@@ -281,20 +275,6 @@ class Waits:
                     return True
         return False
 
-    def _shortest_way_back(self, start: int) -> tuple[int, ...]:
-        frontier: list[tuple[int, ...]] = [(start,)]
-        seen = {start}
-        while frontier:
-            path = frontier.pop(0)
-            pending = self.pending_calls.get(path[-1])
-            for member in pending.awaited if pending else ():
-                if member == start:
-                    return path
-                if member not in seen:
-                    seen.add(member)
-                    frontier.append((*path, member))
-        return ()
-
     def _head(self, rank: Rank) -> Call | None:
         """The first call of a rank's stream that is not known to have completed."""
         heads = []
@@ -383,6 +363,34 @@ class Waits:
             return False
         posted = log.call(call.seq)
         return posted.state is not State.COMPLETED and head.position < posted.position
+
+
+def _cycle(awaited: Mapping[int, Sequence[int]], ends: Iterable[int]) -> tuple[int, ...]:
+    """Return one shortest cycle of ranks from which no chain of waiting leads to an end."""
+    reached_end = set(ends)
+    changed = True
+    while changed:
+        changed = False
+        for number, others in awaited.items():
+            if number not in reached_end and any(r in reached_end for r in others):
+                reached_end.add(number)
+                changed = True
+    paths = (_shortest_way_back(awaited, number) for number in awaited if number not in reached_end)
+    return min(filter(None, paths), key=len, default=())
+
+
+def _shortest_way_back(awaited: Mapping[int, Sequence[int]], start: int) -> tuple[int, ...]:
+    frontier: list[tuple[int, ...]] = [(start,)]
+    seen = {start}
+    while frontier:
+        path = frontier.pop(0)
+        for member in awaited.get(path[-1], ()):
+            if member == start:
+                return path
+            if member not in seen:
+                seen.add(member)
+                frontier.append((*path, member))
+    return ()
 
 
 def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:

@@ -214,7 +214,8 @@ def _logs(
         tells = _tells(comm)
         sure = min(counts)
         if len(members) < len(comm.ranks) and any(
-            held.calls and not held.calls[-1].retired for held in comm.held.values()
+            held.calls and not held.calls[-1].retired and held.calls[-1].seq <= sure
+            for held in comm.held.values()
         ):
             sure -= 1  # one rank still waits for the lost member, so the others' call failed
         for number in members:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import seen_at
-from ncclscope.analysis.waits.endings import timed_out_in_transfer
+from ncclscope.analysis.waits.endings import given_up_after, timed_out_in_transfer
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import (
@@ -50,6 +50,8 @@ __all__ = ["NotJoined"]
 
 
 _SHOWN = 4
+_SECOND = 0.5
+"""Seconds that are shown as one."""
 
 
 class NotJoined:
@@ -234,16 +236,21 @@ class NotJoined:
         ranks = [case.run.by_rank[number] for number in numbers]
         waiting = waiting_in(case, pending)
         one = len(ranks) == 1
+        in_it = f"{ranks_text(waiting)} {verb(waiting, 'wait')}"
+        how = f"{verb(waiting, 'wait')} in it"
+        if (waited := _waited(case, waiting)) is not None:
+            in_it = f"{ranks_text(waiting)} waited for {waited:.0f} s"
+            how = f"gave it up after {waited:.0f} s"
         evidence = [
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}, and {verb(waiting, 'wait')} in it"
+            f"{call_text(pending.call)}, and {how}"
         ]
         inferred = [*reasons]
         for rank in ranks:
             evidence += self._whereabouts(case, rank, pending)
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
-                if not is_silent(case, rank, waiting):
+                if quiet >= _SECOND and not is_silent(case, rank, waiting):
                     evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
                 inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
@@ -275,8 +282,7 @@ class NotJoined:
             kind=self.name,
             summary=(
                 f"{sentence(who)} {joined} call {pending.call.seq} on "
-                f"{comm_text(pending.comm)}, {call_text(pending.call)}, in which "
-                f"{ranks_text(waiting)} {verb(waiting, 'wait')}{was}."
+                f"{comm_text(pending.comm)}, {call_text(pending.call)}, in which {in_it}{was}."
             ),
             comm=pending.comm,
             seq=pending.call.seq,
@@ -427,6 +433,14 @@ def _posted(rank: Rank, pending: PendingCall) -> int:
 def _reached(rank: Rank, key: str) -> int:
     log = rank.logs.get(key)
     return 0 if log is None else log.calls
+
+
+def _waited(case: Case, waiting: Sequence[int]) -> float | None:
+    """Return how long ranks waited that gave a pending call up; None where they wait in it."""
+    calls = case.waits.pending_calls
+    found = [given_up_after(case.run.by_rank[number], calls[number].call) for number in waiting]
+    known = [seconds for seconds in found if seconds is not None]
+    return min(known) if known and len(known) == len(found) else None
 
 
 def _is_hole(rank: Rank, pending: PendingCall) -> bool:

@@ -17,10 +17,17 @@ from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
-from ncclscope.analysis.waits.endings import was_interrupted
+from ncclscope.analysis.waits.endings import ended_by, was_interrupted
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.passed_by import passed_by
-from ncclscope.analysis.wording import plural, ranks_text, sentence, verb
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    ranks_text,
+    sentence,
+    verb,
+)
 from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
@@ -335,6 +342,8 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     run = case.run
     if all(rank.exited for rank in run.ranks):
         failures = failures_of(run.ranks)
+        if not failures and (caught := _caught(run)):
+            return Agreement("unknown", f"{caught} All processes exited normally. {_agree(case)}")
         if not failures:
             return Agreement("ok", f"All processes exited normally. {_agree(case)}")
         ended = [rank for rank in run.ranks if rank.details.get("ended_with")]
@@ -363,6 +372,24 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             f"recorded end, seconds before other ranks. {_agree(case)}",
         )
     return Agreement("ok", _agree(case))
+
+
+def _caught(run: Run) -> str:
+    """Say which ranks raised in a last call that did not complete, as by its timeout."""
+    calls = {rank.rank: rank.last_call() for rank in run.ranks}
+    found = {
+        number: call
+        for number, call in calls.items()
+        if call is not None and ended_by(call, run.by_rank[number], lambda rank: rank.exited)
+    }
+    if not found:
+        return ""
+    call = next(iter(found.values()))
+    where = comm_text(run.communicators[call.comm])
+    return (
+        f"{sentence(ranks_text([*found]))} raised in call {call.seq} on {where}, "
+        f"{call_text(call)}, which did not complete."
+    )
 
 
 def _gone_before(ranks: Sequence[Rank]) -> list[int]:

@@ -34,6 +34,7 @@ from ncclscope.analysis.sequences.tie_breaks import (
 )
 from ncclscope.analysis.waits.endings import (
     ended_by_peers,
+    given_up_after,
     interrupted_after,
     lost_by_peers,
     status_of,
@@ -297,6 +298,9 @@ class Case(Records):
         for rank in waiting:
             quiet = self.still_seconds(rank)
             may_be_busy = rank.alive and not rank.exited and not gone
+            if not may_be_busy:
+                waited = given_up_after(rank, self.waits.pending_calls[rank.rank].call)
+                quiet = max(quiet or 0.0, waited) if waited is not None else quiet
             limit = self.live_stall_seconds if may_be_busy else self.stall_seconds
             if quiet is None or quiet < limit:
                 return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Call, Finding, Rank, State
 from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
-from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.signature import BARRIERS, P2P_OPS
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 
@@ -133,6 +133,21 @@ def timed_out_in_transfer(rank: Rank) -> bool:
     """Return whether the timeout of a send or receive ended a process."""
     last = rank.last_call(transfers=True) if timed_out(rank) else None
     return last is not None and last.op in P2P_OPS and ended_by(last, rank, timed_out)
+
+
+def given_up_after(rank: Rank, call: Call) -> float | None:
+    """Return for how many seconds a rank was in a barrier before it went on without it.
+
+    A barrier blocks its caller: if it is not completed and another call follows, it timed out.
+    """
+    last = rank.last_call(transfers=True)
+    if call.op not in BARRIERS or call.state is State.COMPLETED or call.captured or last is None:
+        return None
+    log = rank.logs[call.comm]
+    after = log.call(call.seq + 1) if log.first <= call.seq < log.calls else last
+    if after.position <= call.position or None in (after.time_ns, call.time_ns):
+        return None
+    return ((after.time_ns or 0) - (call.time_ns or 0)) / 1e9
 
 
 def is_last(rank: Rank | None, call: Call) -> bool:

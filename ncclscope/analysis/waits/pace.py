@@ -26,7 +26,7 @@ def is_as_slow_as_ever(case: Case, number: int, key: str) -> bool:
     """
     rank = case.run.by_rank.get(number)
     log = None if rank is None else rank.logs.get(key)
-    quiet = None if rank is None else case.quiet_seconds(rank)
+    quiet = None if rank is None else case.still_seconds(rank)
     if log is None or quiet is None:
         return False
     if rank is not None and rank.alive and case.quiet is not None:

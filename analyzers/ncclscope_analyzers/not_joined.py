@@ -290,9 +290,7 @@ class NotJoined:
             odd=last,
             peers=pending.call,
             confidence=(
-                "likely"
-                if case.timeless or reasons or any(r.alive or is_in_transfer(r) for r in ranks)
-                else "certain"
+                "likely" if case.timeless or reasons or any(map(_may_come, ranks)) else "certain"
             ),
             analyzer=self.name,
             evidence=tuple(evidence),
@@ -441,6 +439,12 @@ def _waited(case: Case, waiting: Sequence[int]) -> float | None:
     found = [given_up_after(case.run.by_rank[number], calls[number].call) for number in waiting]
     known = [seconds for seconds in found if seconds is not None]
     return min(known) if known and len(known) == len(found) else None
+
+
+def _may_come(rank: Rank) -> bool:
+    """Return whether a rank might still come, or might have come had the job not been killed."""
+    now = doing(rank)
+    return bool(rank.alive) or is_in_transfer(rank) or (now is not None and now.is_work)
 
 
 def _is_hole(rank: Rank, pending: PendingCall) -> bool:

@@ -29,6 +29,8 @@ def what_keeps(case: Case, rank: Rank) -> str:
     if is_idle(rank):
         return "waits for a request from its engine"
     if doing(rank) is not None or raised(case, rank) is not None:
+        if rank.alive is False:
+            return "had not come to the call when it ended: its note says what kept it"
         return "may still come to the call: its note says what keeps it"
     if is_in_transfer(rank):
         return "waits for the other side of its last call, or is busy after it"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.model.activities import STORE_WAIT
+from ncclscope.model.activities import COMPILE, STORE_WAIT
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
@@ -618,3 +618,21 @@ def test_asynchronous_calls_that_all_have_posted_do_not_complete(tmp_path: Path)
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("stalled", (), 6)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_rank_that_compiled_until_it_was_killed_might_have_come(
+    cluster_of: ClusterOf, compiles: bool
+) -> None:
+    cluster = cluster_of(3)
+    cluster.history("world")
+    if compiles:
+        cluster.tracers[1].activity(COMPILE).begin("torch.compile of f (prog.py:4)")
+    cluster.post([0, 2], "world", done=False)
+
+    cause = cluster.verdict(quiet=60.0).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (1,))
+    assert cause.confidence == ("likely" if compiles else "certain")
+    assert not any("may still come" in one for one in cause.inferred)

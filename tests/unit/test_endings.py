@@ -135,6 +135,29 @@ def test_a_call_whose_timeout_ended_its_ranks_does_not_complete(tmp_path: Path) 
     assert verdict.cause.candidate_ranks == tuple(range(SIZE))
 
 
+@pytest.mark.parametrize(("behind", "seq"), [((), 5), ((3,), 4)])
+def test_a_rank_that_failed_behind_its_peers_misses_their_next_call(
+    tmp_path: Path, behind: tuple[int, ...], seq: int
+) -> None:
+    """Rank 1 caught an exception in a backward, so that its buckets 5 and 6 are missing."""
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world", 3)
+    cluster.post(range(SIZE), "world", done=False)
+    for _ in range(2):
+        cluster.post([n for n in (0, 2, 3) if n not in behind], "world", done=False)
+    run = cluster.run(quiet=3.0)
+    error = "RuntimeError: Expected to have finished reduction"
+    ranks = tuple(
+        failed_at(rank, error, "model.py:10 all_reduce") if rank.rank == 1 else rank
+        for rank in run.ranks
+    )
+
+    cause = diagnose(replace(run, ranks=ranks)).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("dead_rank", (1,), seq)
+
+
 def test_a_worker_whose_engine_failed_with_it_is_named(tmp_path: Path) -> None:
     """An engine ends all workers when one is gone, so that none has to wait for it."""
     cluster = Cluster(tmp_path, 2)

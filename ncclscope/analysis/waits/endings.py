@@ -237,6 +237,8 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
         if not all(is_last(ranks.get(number), theirs) for number in others):
             continue
         past = [n for n in others if (last := ranks[n].last_call()) and last.seq > seq]
+        if comm.backend == "gloo" and len(past) == len(others):
+            continue  # no rank waits in that call: they wait in the one that these ranks lack
         ended = [ranks[number] for number in failing]
         how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
         how = shorten(how, _LONGEST, placeholder=" ...")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
@@ -51,7 +51,8 @@ class OrderCycle:
         if not cycle or case.differences or not case.stalled:
             return
         pending_calls = case.waits.pending_calls
-        diverging, against = self._diverging(case, cycle)
+        listed = _other_members(case, cycle)
+        diverging, against = listed or self._diverging(case, cycle)
         new = [number for number in cycle if not case.is_usual(pending_calls[number])]
         creates = case.waits.cycle_creates
         posted = isinstance(case.waits, PostingOrder)
@@ -89,6 +90,8 @@ class OrderCycle:
             )
         if not posted and not _both_posted(case, cycle, here, there):
             finding = self._never_joined(case, cycle, diverging, here, there)
+            if listed is not None:
+                finding = replace(finding, confidence="likely", inferred=against)
             if diverging is not None and new and not creates:
                 finding = replace(finding, inferred=(_NEW_CALLS, *finding.inferred))
             yield finding
@@ -140,7 +143,7 @@ class OrderCycle:
             for pending in (here, there)
         )
         waiting = waiting_in(case, there)
-        own = waiting_in(case, here)
+        own = tuple(n for n in waiting_in(case, here) if n in there.comm.ranks)
         who = ranks_text(own) if diverging is None else rank_text(case.run, diverging)
         named = diverging is not None
         either = "it skipped that call, or would have posted it later"
@@ -257,6 +260,29 @@ class OrderCycle:
                 return log.call(seq).position
             place = None
         return place
+
+
+def _other_members(case: Case, cycle: Sequence[int]) -> tuple[int, tuple[str, ...]] | None:
+    """Return the rank of a pair that creates a group of other members than most of these do.
+
+    Groups that synchronize through the store concern their members only: both ranks came to one
+    line, and most members of one of its groups are in the creation of that group.
+    """
+    calls = [case.waits.pending_calls[number] for number in cycle]
+    if len(calls) != 2 or any(one.comm.backend != "store" for one in calls):
+        return None
+    if calls[0].call.site is None or calls[0].call.site != calls[1].call.site:
+        return None
+    come = [tuple(n for n in waiting_in(case, one) if n in one.comm.ranks) for one in calls]
+    most = [2 * len(ranks) > len(one.comm.ranks) for ranks, one in zip(come, calls, strict=True)]
+    if most[0] == most[1]:
+        return None
+    few = most.index(False)
+    theirs = calls[1 - few].comm.ranks
+    return cycle[few], (
+        f"rank {cycle[few]} gave another list of ranks on the same line: {len(come[1 - few])} of "
+        f"{len(theirs)} members create the group of {ranks_text(theirs)}",
+    )
 
 
 def _in_these_calls(case: Case, cycle: Iterable[int]) -> tuple[int, ...]:

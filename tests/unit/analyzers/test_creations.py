@@ -233,3 +233,26 @@ def test_groups_that_each_half_divides_for_itself(cluster: Cluster, ended: bool)
     if ended:
         assert verdict.status == "ok"
         assert [finding.role for finding in verdict.findings] == ["latent"]
+
+
+def test_most_members_of_a_group_decide_who_gave_another_list(cluster: Cluster) -> None:
+    create(cluster, [1, 3], (1, 2, 3), done=False, comm=(1, 2, 3))
+    create(cluster, [2], (1, 2), done=False, comm=(1, 2))
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("not_joined", (2,), "likely")
+    assert "2 of 3 members create the group of ranks 1-3" in cause.inferred[-1]
+
+
+def test_lists_of_which_none_has_most_of_its_members_blame_nobody(cluster: Cluster) -> None:
+    """Rank 2 is no member of the group that ranks 0 and 1 cannot agree in."""
+    for rank, other in ((0, 1), (1, 2), (2, 0)):
+        pair = tuple(sorted((rank, other)))
+        create(cluster, [rank], pair, done=False, comm=pair)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", ())

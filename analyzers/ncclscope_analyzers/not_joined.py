@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import seen_at
-from ncclscope.analysis.waits.endings import given_up_after, timed_out_in_transfer
+from ncclscope.analysis.waits.endings import timed_out_in_transfer
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import (
     Sides,
     describe_sides,
+    describe_wait,
     is_stray,
     take_sides,
     waiting_in,
@@ -28,12 +29,12 @@ from ncclscope.analysis.waits.noted import (
     timeout_lines,
     wait_for_keys,
 )
-from ncclscope.analysis.waits.open_transfers import is_in_transfer, open_transfers
+from ncclscope.analysis.waits.open_transfers import open_transfers
 from ncclscope.analysis.waits.passed_by import came_past
 from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
-from ncclscope.analysis.waits.what_keeps import is_silent, what_keeps
+from ncclscope.analysis.waits.what_keeps import is_silent, may_come, what_keeps
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -50,8 +51,6 @@ __all__ = ["NotJoined"]
 
 
 _SHOWN = 4
-_SECOND = 0.5
-"""Seconds that are shown as one."""
 
 
 class NotJoined:
@@ -236,11 +235,7 @@ class NotJoined:
         ranks = [case.run.by_rank[number] for number in numbers]
         waiting = waiting_in(case, pending)
         one = len(ranks) == 1
-        in_it = f"{ranks_text(waiting)} {verb(waiting, 'wait')}"
-        how = f"{verb(waiting, 'wait')} in it"
-        if (waited := _waited(case, waiting)) is not None:
-            in_it = f"{ranks_text(waiting)} waited for {waited:.0f} s"
-            how = f"gave it up after {waited:.0f} s"
+        in_it, how = describe_wait(case, waiting)
         evidence = [
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
             f"{call_text(pending.call)}, and {how}"
@@ -250,7 +245,7 @@ class NotJoined:
             evidence += self._whereabouts(case, rank, pending)
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
-                if quiet >= _SECOND and not is_silent(case, rank, waiting):
+                if round(quiet) and not is_silent(case, rank, waiting):
                     evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
                 inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
@@ -290,7 +285,7 @@ class NotJoined:
             odd=last,
             peers=pending.call,
             confidence=(
-                "likely" if case.timeless or reasons or any(map(_may_come, ranks)) else "certain"
+                "likely" if case.timeless or reasons or any(map(may_come, ranks)) else "certain"
             ),
             analyzer=self.name,
             evidence=tuple(evidence),
@@ -431,20 +426,6 @@ def _posted(rank: Rank, pending: PendingCall) -> int:
 def _reached(rank: Rank, key: str) -> int:
     log = rank.logs.get(key)
     return 0 if log is None else log.calls
-
-
-def _waited(case: Case, waiting: Sequence[int]) -> float | None:
-    """Return how long ranks waited that gave a pending call up; None where they wait in it."""
-    calls = case.waits.pending_calls
-    found = [given_up_after(case.run.by_rank[number], calls[number].call) for number in waiting]
-    known = [seconds for seconds in found if seconds is not None]
-    return min(known) if known and len(known) == len(found) else None
-
-
-def _may_come(rank: Rank) -> bool:
-    """Return whether a rank might still come, or might have come had the job not been killed."""
-    now = doing(rank)
-    return bool(rank.alive) or is_in_transfer(rank) or (now is not None and now.is_work)
 
 
 def _is_hole(rank: Rank, pending: PendingCall) -> bool:

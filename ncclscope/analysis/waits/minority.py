@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.sequences.habit import is_due
+from ncclscope.analysis.waits.endings import given_up_after
 from ncclscope.analysis.waits.engine_steps import counterpart, is_idle
 from ncclscope.analysis.waits.noted import doing_in_common
 from ncclscope.analysis.wording import comm_text, ranks_text, verb
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
     from ncclscope.analysis.waits.waits import PendingCall
 
-__all__ = ["Sides", "dependants", "describe_sides", "is_stray", "take_sides", "waiting_in"]
+__all__ = [
+    "Sides",
+    "dependants",
+    "describe_sides",
+    "describe_wait",
+    "is_stray",
+    "take_sides",
+    "waiting_in",
+]
 
 
 @dataclass(frozen=True)
@@ -200,3 +209,20 @@ def describe_sides(sides: Sides) -> str:
         f"{ranks_text(few)} {verb(few, 'wait')} in a call that the larger number, "
         f"{ranks_text(many)}, never posted"
     )
+
+
+def describe_wait(case: Case, waiting: Sequence[int]) -> tuple[str, str]:
+    """Say how ranks wait in a call, or waited until they gave it up: with their names, and after.
+
+    Args:
+        case: The case.
+        waiting: Ranks that are in one pending call.
+    """
+    calls = case.waits.pending_calls
+    found = [given_up_after(case.run.by_rank[number], calls[number].call) for number in waiting]
+    known = [seconds for seconds in found if seconds is not None]
+    if not known or len(known) < len(found):
+        wait = verb(waiting, "wait")
+        return f"{ranks_text(waiting)} {wait}", f"{wait} in it"
+    seconds = f"{min(known):.0f} s"
+    return f"{ranks_text(waiting)} waited for {seconds}", f"gave it up after {seconds}"

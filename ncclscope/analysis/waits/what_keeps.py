@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ncclscope.analysis.case import Case
 
-__all__ = ["is_silent", "what_keeps"]
+__all__ = ["is_silent", "may_come", "what_keeps"]
 
 
 def what_keeps(case: Case, rank: Rank) -> str:
@@ -55,3 +55,9 @@ def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
     others = max((one for one in times if one is not None), default=0.0)
     is_behind = (case.quiet_seconds(rank) or 0.0) + DEAD_SECONDS < others
     return rank.alive is True and is_behind and case.may_have_ended_before(rank, waiting)
+
+
+def may_come(rank: Rank) -> bool:
+    """Return whether a rank might still come, or might have come had the job not been killed."""
+    now = doing(rank)
+    return bool(rank.alive) or is_in_transfer(rank) or (now is not None and now.is_work)

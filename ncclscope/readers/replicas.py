@@ -37,7 +37,7 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     if len(living) < len(ranks):
         older = len(ranks) - len(living)
         notes.append(f"{plural(older, 'ring')} of earlier processes with the same rank left out")
-    living = _without_doubles(living)
+    living = _without_doubles(_with_restarts(living, notes))
     if len(living) == len(by_rank):
         return living
     size = max(by_rank) + 1
@@ -93,6 +93,37 @@ def _whole(living: Sequence[Rank], ranks: Sequence[Rank]) -> list[Rank]:
         if distinct and any(id(rank) in kept for rank in members):
             kept.update(map(id, members))
     return [rank for rank in ranks if id(rank) in kept]
+
+
+def _with_restarts(living: Sequence[Rank], notes: list[str]) -> list[Rank]:
+    """Return the processes, with one ring for each that executed its program anew.
+
+    Such a process keeps its pid. Its earlier ring has its calls; the later one has none yet, and
+    shows what the process does now.
+    """
+    names = ("boot_id", "pid_namespace", "start_ticks")
+    kept: dict[tuple[object, ...], Rank] = {}
+    for rank in sorted(living, key=lambda rank: rank.started_ns or 0):
+        who = (rank.rank, rank.host, rank.pid, *(rank.details.get(name) for name in names))
+        earlier = kept.get(who)
+        again = earlier is not None and who[-1] and not rank.records and span(rank)[0]
+        if earlier is None or not again:
+            kept[who if earlier is None else (*who, len(kept))] = rank
+            continue
+        kept[who] = replace(
+            earlier,
+            last_seen_ns=rank.last_seen_ns,
+            exited=rank.exited,
+            alive=rank.alive,
+            activities={**earlier.activities, **rank.activities},
+            details={**earlier.details, **rank.details},
+            again=None,
+        )
+        notes.append(
+            f"rank {rank.rank} (pid {rank.pid}) executed its program anew after its last recorded "
+            f"call, and has posted none since"
+        )
+    return list(kept.values())
 
 
 def _without_doubles(living: Sequence[Rank]) -> list[Rank]:

@@ -32,7 +32,8 @@ def ring(
     labels = details.pop("labels", {})
     details = {"host": "h", "started_ns": NOW + int(began * SECOND), **details}
     tracer = tracer_in(directory, rank=rank, world_size=len(ranks), labels=labels, details=details)
-    fill(tracer, tracer.communicator(key, "tp:0", ranks), 1, calls + 1)
+    if calls:
+        fill(tracer, tracer.communicator(key, "tp:0", ranks), 1, calls + 1)
     tracer.close()
     data = bytearray(tracer.ring.path.read_bytes())
     data[136:144] = (NOW + int(ended * SECOND)).to_bytes(8, "little")  # the last heartbeat
@@ -213,6 +214,24 @@ def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: 
         f"rank 1 ({run.ranks[1].host}, pid 100)",
         f"rank 3 ({run.ranks[3].host}, pid 99, rank 1 of its own job)",
     ]
+
+
+@pytest.mark.parametrize("second", [7, 8])
+def test_a_process_that_executes_its_program_anew_is_one_rank(tmp_path: Path, second: int) -> None:
+    """As by ``os.execv`` after an exception; another process has other start ticks."""
+    for rank in range(2):
+        ring(tmp_path, rank, pid=100 + rank, start_ticks=7, ended=4.0 if rank else 20.0)
+    ring(tmp_path, 1, pid=101, start_ticks=second, began=5.0, ended=20.0, calls=0)
+
+    run = open_run(tmp_path)
+
+    if second != 7:
+        assert len(run.ranks) == 3
+        return
+    assert (keys(run), run.missing) == ({0: ["k"], 1: ["k"]}, ())
+    assert run.ranks[1].logs["k"].calls == 3
+    assert run.ranks[1].last_seen_ns == NOW + 20 * SECOND
+    assert "rank 1 (pid 101) executed its program anew" in run.notes[0]
 
 
 def test_replicas_are_distinguished_by_their_communicators(tmp_path: Path) -> None:

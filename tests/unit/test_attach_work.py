@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.analysis.processes.work import work_of
+from ncclscope.model.snapshot import Stacks, Thread
 from tests.support.snapshots import in_collective, snapshot, stack, worker
 
 PROGRAM = ("train.py:1 <module>", "train.py:33 step")
@@ -76,3 +79,23 @@ def test_the_verdict_on_a_compiling_rank_says_what_its_peers_wait_for() -> None:
     assert (found.kind, found.diverging) == ("not_joined", (3,))
     assert "Rank 3 is in torch.compile at train.py:33 step" in found.summary
     assert "endless loop" not in found.summary
+
+
+def test_a_thread_in_the_program_is_named_where_the_main_thread_waits_for_a_lock() -> None:
+    """As where the future of an asynchronous checkpoint never has a result."""
+    future = stack("concurrent/futures/_base.py:451 result", "threading.py:327 wait")
+    waiting = worker(1, (*stack(*PROGRAM), *future))
+    (main,) = waiting.stacks[-1].threads
+    saves = replace(stack("train.py:6 write_data")[0], installed=False)
+    busy = Thread("saver_0", 7, (*stack("threading.py:982 run"), saves))
+    rests = Thread("ncclscope-beat", 8, stack("threading.py:331 wait"))
+
+    def text(*threads: Thread) -> str:
+        one = replace(waiting, stacks=(Stacks(threads),) * 2)
+        return read_motions(snapshot([one, worker(0, in_collective("all_reduce", 5))]))[1].text
+
+    assert text(busy, rests, main).endswith(
+        "(waits for a lock; its thread saver_0 is at train.py:6 write_data)"
+    )
+    assert text(rests, main).endswith("(waits for a lock)")
+    assert text(busy, replace(busy, name="saver_1"), main).endswith("(waits for a lock)")

@@ -28,6 +28,7 @@ from ncclscope.analysis.processes.samples import (
 from ncclscope.analysis.processes.work import work_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
+from ncclscope.untrusted import printable
 
 __all__ = [
     "STARVED",
@@ -70,6 +71,7 @@ _REASONS = {
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
 _STARTED = "processes that"
 _TOOK = "it took"
+_LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,21 @@ class Motion:
         if user is not None and user != place:
             text += f", from {user.site}"
         reason = _REASONS.get(self.waits or "")
-        return f"{text} ({reason})" if reason else text
+        return f"{text} ({reason}{self._beside})" if reason else text
+
+    @property
+    def _beside(self) -> str:
+        """Where the only other thread in the program is, for which one at a lock may wait."""
+        threads = self.worker.stacks[-1].threads if self.worker.stacks else ()
+        places = [
+            (one.name, frame)
+            for one in threads
+            if one.name != self.thread and (frame := user_frame(one.frames)) is not None
+        ]
+        if self.waits != "lock" or len(places) != 1:
+            return ""
+        ((name, frame),) = places
+        return f"; its thread {printable(name)[:_LONGEST_NAME]} is at {frame.site}"
 
 
 def waits_for_requests(stacks: Stacks) -> bool:

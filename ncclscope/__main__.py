@@ -15,8 +15,6 @@ from ncclscope import __version__
 from ncclscope.errors import NcclscopeError, UsageError
 from ncclscope.untrusted import printable
 
-__all__ = ["main"]
-
 _COMMANDS = (
     *("demo", "run", "diagnose", "diff", "check", "report", "export", "watch", "attach"),
     *("collect", "doctor", "mcp", "plugin-path"),

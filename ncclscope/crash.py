@@ -8,8 +8,6 @@ import sys
 import tempfile
 import traceback
 
-__all__ = ["EXIT_STATUS", "report_crash"]
-
 EXIT_STATUS = 70
 """EX_SOFTWARE of sysexits.h. Status 1 would say that the ranks differ."""
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from ncclscope import settings
 from ncclscope.resources import run_for_text
 
-__all__ = ["Explanation", "explain", "explain_to"]
-
 _MARKER = ".explained"
 _AGAIN = 300.0
 """Seconds for which one explanation serves all processes of a job."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 
-__all__ = ["fitted"]
-
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 _TITLE = re.compile(r"[a-z ]+: ")
 _FULL = 60

@@ -9,16 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = [
-    "METRICS",
-    "Labels",
-    "Sample",
-    "comm_labels",
-    "process_labels",
-    "samples_text",
-    "verdict_samples",
-]
-
 _STATUSES = ("ok", "diverged", "hung", "incomplete", "unknown")
 
 METRICS = {

@@ -15,16 +15,6 @@ from typing import BinaryIO
 
 from ncclscope.untrusted import open_regular
 
-__all__ = [
-    "copy_private",
-    "make_private",
-    "open_private",
-    "private_home",
-    "private_mode",
-    "replace_file",
-    "write_private",
-]
-
 _SLICE = 1 << 20
 
 

@@ -5,17 +5,6 @@ from __future__ import annotations
 import os
 import platform
 
-__all__ = [
-    "POLL_CALLS",
-    "ancestors",
-    "boot_id",
-    "is_stopped",
-    "pid_namespace",
-    "processor_wait",
-    "start_ticks",
-    "waits_for_input",
-]
-
 POLL_CALLS = {"x86_64": (7, 23, 232, 270, 271, 281, 441), "aarch64": (22, 72, 73, 441)}
 """Numbers of poll, select and epoll_wait with their variants, by machine."""
 _MOST_ANCESTORS = 32

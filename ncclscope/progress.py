@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Watcher", "steps", "watched"]
-
 T = TypeVar("T")
 Watcher = Callable[[str, int, int], None]
 """Called with the name of the work, the number of parts done, and the number of all parts."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict
     from ncclscope.parity.trial import Settings, Trial
 
-__all__ = ["run_ranks"]
-
 MARKER = "collective_parity"
 _USAGE = (
     f"{MARKER}(ranks=2, backend='gloo', baseline=None, ignore_shapes=False, stall_after=10, "

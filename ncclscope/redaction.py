@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["redact_text", "redact_words"]
-
 REDACTED = "***"
 
 _NAMES = re.compile(

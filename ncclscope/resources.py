@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ["economy", "run_for_text", "without_collection"]
-
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 

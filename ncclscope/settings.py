@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["directory", "variable"]
-
 
 def variable(name: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return a variable of ncclscope, such as ``DIR`` for ``NCCLSCOPE_DIR``; empty if unset.

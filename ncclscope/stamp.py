@@ -8,8 +8,6 @@ from typing import Any
 
 from ncclscope import __version__
 
-__all__ = ["stamped"]
-
 
 def stamped(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with ncclscope's version and the time in ns since 1970."""

@@ -14,22 +14,6 @@ from typing import Any
 
 from ncclscope.errors import DamagedFileError
 
-__all__ = [
-    "MAX_RANKS",
-    "integer",
-    "integers",
-    "json_memory",
-    "number",
-    "only_writer",
-    "open_regular",
-    "parse",
-    "parse_object",
-    "printable",
-    "rank_number",
-    "text",
-    "texts",
-]
-
 MAX_RANKS = 1 << 18
 """More than any job has: a larger rank or world size is treated as an error."""
 _LARGEST_COUNT = 1 << 20

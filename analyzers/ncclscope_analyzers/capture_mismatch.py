@@ -12,8 +12,6 @@ from ncclscope.analysis.sequences.replays import OtherGraph, other_graph
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, replay_text
 from ncclscope.model import Call, Finding
 
-__all__ = ["CaptureMismatch"]
-
 
 class CaptureMismatch(ParameterMismatch):
     """Ranks captured, replayed or ran calls that their peers did not, or replayed another graph.

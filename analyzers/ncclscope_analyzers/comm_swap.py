@@ -18,8 +18,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Finding
 
-__all__ = ["CommSwap"]
-
 
 class CommSwap:
     """One rank posted calls on one communicator that its peers posted on another."""

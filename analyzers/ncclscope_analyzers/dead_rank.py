@@ -30,8 +30,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Communicator, Finding, Rank
 
-__all__ = ["DeadRank"]
-
 NO_RECORD = "it left no record"
 _SILENT = (
     "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "

@@ -2,8 +2,6 @@
 
 from ncclscope.analysis.mismatch import ParameterMismatch
 
-__all__ = ["DtypeMismatch"]
-
 
 class DtypeMismatch(ParameterMismatch):
     """One rank posted the call with another element type than its peers."""

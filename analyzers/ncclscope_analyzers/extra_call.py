@@ -20,8 +20,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Finding
 
-__all__ = ["ExtraCall"]
-
 _NEAR = 8
 """Calls within which another order explains a call that one rank posted earlier."""
 

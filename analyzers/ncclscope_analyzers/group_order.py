@@ -8,8 +8,6 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence
 from ncclscope.model import Finding
 
-__all__ = ["GroupOrder"]
-
 
 class GroupOrder:
     """Ranks posted the calls of one NCCL group in different orders, which NCCL tolerates."""

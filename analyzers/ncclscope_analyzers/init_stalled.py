@@ -26,8 +26,6 @@ from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable
 
-__all__ = ["InitStalled"]
-
 _SHOWN = 4
 _LONGEST = 200
 """Characters of an exception's text in a summary; the evidence has all of it."""

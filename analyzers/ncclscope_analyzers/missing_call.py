@@ -18,8 +18,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Finding
 
-__all__ = ["MissingCall"]
-
 
 class MissingCall:
     """One rank skipped a call that its peers posted, and went on."""

@@ -47,9 +47,6 @@ from ncclscope.analysis.wording import (
 from ncclscope.model import Finding, Rank
 from ncclscope.model.signature import P2P_OPS
 
-__all__ = ["NotJoined"]
-
-
 _SHOWN = 4
 
 

@@ -8,8 +8,6 @@ from ncclscope.analysis.mismatch import ParameterMismatch
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.wording import comm_text
 
-__all__ = ["OpMismatch"]
-
 
 class OpMismatch(ParameterMismatch):
     """One rank posted another operation than its peers."""

@@ -25,9 +25,6 @@ from ncclscope.analysis.wording import (
 from ncclscope.model import Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
 
-__all__ = ["OrderCycle"]
-
-
 _SWAPPED = (
     "a rank that mixes up two communicators, for example because it created them in another "
     "order, looks the same"

@@ -31,8 +31,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Communicator, Finding, State
 
-__all__ = ["P2pMismatch"]
-
 _DOES = {"send": "sends to", "recv": "waits to receive from"}
 Cycle = Sequence[tuple[int, Call]]
 """Ranks that wait for the next one each, with the calls in which they wait."""

@@ -2,8 +2,6 @@
 
 from ncclscope.analysis.mismatch import ParameterMismatch
 
-__all__ = ["RedopMismatch"]
-
 
 class RedopMismatch(ParameterMismatch):
     """One rank posted the call with another reduction than its peers."""

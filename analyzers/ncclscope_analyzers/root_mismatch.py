@@ -2,8 +2,6 @@
 
 from ncclscope.analysis.mismatch import ParameterMismatch
 
-__all__ = ["RootMismatch"]
-
 
 class RootMismatch(ParameterMismatch):
     """One rank posted the call with another root than its peers."""

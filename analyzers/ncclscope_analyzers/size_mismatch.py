@@ -12,8 +12,6 @@ from ncclscope.analysis.wording import call_text, comm_text, ranks_text, shape_t
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
 
-__all__ = ["SizeMismatch"]
-
 FRONT = 8
 """Calls checked in rings, counted back from the end or from the first divergence."""
 

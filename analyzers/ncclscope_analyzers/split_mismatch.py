@@ -18,8 +18,6 @@ from ncclscope.analysis.wording import (
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
 
-__all__ = ["SplitMismatch"]
-
 FRONT = 32
 """Calls checked in rings, counted back from the end or from the first divergence."""
 

@@ -9,8 +9,6 @@ from ncclscope.analysis.processes.evidence import judge_snapshot
 from ncclscope.analysis.processes.motion import Motion
 from ncclscope.model import Call, Finding, State
 
-__all__ = ["StackClasses"]
-
 
 class StackClasses:
     """Ranks are in different calls and do not move, as stacks, GPUs and NCCL's counts show."""

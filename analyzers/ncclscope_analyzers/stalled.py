@@ -16,8 +16,6 @@ from ncclscope.analysis.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, Rank, State
 
-__all__ = ["Stalled"]
-
 _AGREE = "no rank diverged"
 _AGREE_IN_RECORDS = "no rank diverged in what was recorded"
 _REASON = "a link, a device or the library is stuck; the program's call order is consistent"

@@ -12,8 +12,6 @@ from ncclscope.analysis.wording import plural, sentence
 from ncclscope.model import Finding
 from ncclscope.untrusted import printable
 
-__all__ = ["TransferStalled"]
-
 _CONFIDENCE = ("certain", "likely", "ambiguous")
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from ncclscope.resources import run_for_text
 from ncclscope.untrusted import printable
 
-__all__ = ["LIMIT_SECONDS", "ask"]
-
 LIMIT_SECONDS = 120.0
 
 NOTICE = (

@@ -13,8 +13,6 @@ from ncclscope import __version__, settings
 from ncclscope.agents.answers import NOTICE, ask
 from ncclscope.agents.kinds import KINDS
 
-__all__ = ["make_server"]
-
 _INSTRUCTIONS = f"""\
 ncclscope compares what each rank of a distributed job posted (NCCL, gloo, vLLM), and names the \
 rank that diverged or hangs. For a job that runs now call attach, or watch_once with its ring \

@@ -47,8 +47,6 @@ from ncclscope.analysis.waits.waits import PendingCall, Waits
 from ncclscope.model import Rank, Run
 from ncclscope.model.log import CallLog
 
-__all__ = ["EXITED", "GONE", "Case", "may_hold"]
-
 AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
 DEAD_SECONDS = 2.0

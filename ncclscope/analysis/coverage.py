@@ -15,15 +15,6 @@ from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.untrusted import printable
 
-__all__ = [
-    "CommCoverage",
-    "Coverage",
-    "is_damaged",
-    "survey",
-    "unrecorded_kinds",
-    "uses_unrecorded",
-]
-
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
 """Each call of these is several launches of NCCL's, so that counts cannot be compared."""
 _COUNTERS = {

@@ -12,8 +12,6 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model import Communicator, DamagedCall, Rank, Run
 from ncclscope.untrusted import printable
 
-__all__ = ["has_damaged_transfers", "is_peerless", "readable", "without_damaged"]
-
 
 def without_damaged(run: Run, error: DamagedFileError) -> Run:
     """Return a run without the ring that an error names.

@@ -18,8 +18,6 @@ from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 
-__all__ = ["failure_of", "failures_of", "held_engines"]
-
 _SHOWN = 3
 _SHORTLY_NS = 10_000_000_000
 _LONGEST = 240

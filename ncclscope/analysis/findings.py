@@ -18,8 +18,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Finding
 
-__all__ = ["contrast", "from_difference", "subject", "subject_of"]
-
 MANY = 256
 """Calls that every member posted after a difference, from which on it may have been survived."""
 

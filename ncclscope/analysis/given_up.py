@@ -11,8 +11,6 @@ from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import RAISED
 from ncclscope.model.signature import BARRIERS
 
-__all__ = ["given_up", "have_gone_on"]
-
 
 def _went_on(rank: Rank) -> bool:
     """Return whether a process exited in order."""

@@ -8,8 +8,6 @@ from dataclasses import replace
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.untrusted import printable, text
 
-__all__ = ["engine_of", "job_name", "keeps_its_starter", "pids_of", "without_transfers"]
-
 _MOST_PIDS = 8
 
 

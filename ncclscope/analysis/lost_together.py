@@ -9,8 +9,6 @@ from ncclscope.analysis.case import GONE, Case
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Finding
 
-__all__ = ["as_one"]
-
 _DOUBTS = ("ambiguous", "likely", "certain")
 
 

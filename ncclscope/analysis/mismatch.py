@@ -20,8 +20,6 @@ from ncclscope.analysis.wording import (
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import CREATION_OPS, VECTOR_OPS
 
-__all__ = ["PARAMETERS", "ParameterMismatch", "differing_parameter"]
-
 PARAMETERS = (
     "op_mismatch",
     "size_mismatch",

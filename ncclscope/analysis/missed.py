@@ -10,8 +10,6 @@ from ncclscope.analysis.waits.engine_steps import dead_workers
 from ncclscope.analysis.wording import rank_text, ranks_text, sentence
 from ncclscope.model import Finding
 
-__all__ = ["missed_by_engines", "missed_by_launchers"]
-
 _KIND = "dead_rank"
 _SHOWN = 4
 

@@ -16,8 +16,6 @@ from ncclscope.analysis.waits.order import Moment
 from ncclscope.model import Finding
 from ncclscope.model.signature import P2P_OPS
 
-__all__ = ["HANG_KINDS", "as_consequence", "drop_refined", "in_order", "is_hang", "settle"]
-
 HANG_KINDS = frozenset(
     {"not_joined", "dead_rank", "order_cycle", "stalled", "init_stalled", "transfer_stalled"}
 )

@@ -9,8 +9,6 @@ from ncclscope.analysis.sequences.align import align_windows
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
 
-__all__ = ["Records"]
-
 
 class Records:
     """The logs of a run with common numbers, and how long each rank has been quiet.

@@ -10,8 +10,6 @@ from ncclscope.analysis.case import Case
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Finding
 
-__all__ = ["BUILT_IN", "GROUP", "Analyzer", "AnalyzerError", "load_analyzers"]
-
 GROUP = "ncclscope.analyzers"
 
 BUILT_IN = (

@@ -24,17 +24,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, DamagedCall, Finding, Rank, State
 
-__all__ = [
-    "WAITS",
-    "hides_damage",
-    "unless_damaged",
-    "unless_ended_well",
-    "unless_idle",
-    "unless_in_flight",
-    "unless_moving",
-    "unless_slow",
-]
-
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
 _AGAIN = 2

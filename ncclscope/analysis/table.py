@@ -10,8 +10,6 @@ from typing import Any
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.device import DeviceProgress
 
-__all__ = ["Cell", "Row", "build_table", "peer_of"]
-
 
 @dataclass(frozen=True)
 class Cell:

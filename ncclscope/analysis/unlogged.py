@@ -16,8 +16,6 @@ from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import SYMMETRIC_OPS
 
-__all__ = ["cut_short", "unlogged_members"]
-
 _NEWEST = 64
 """Calls at the end of a log that are searched for a completed one."""
 _ASKED = 4

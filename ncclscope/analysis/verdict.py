@@ -47,8 +47,6 @@ from ncclscope.untrusted import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
-
 SCHEMA = 2
 
 _STATUSES = ("unknown", "incomplete", "ok")

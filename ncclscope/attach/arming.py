@@ -18,8 +18,6 @@ from ncclscope.attach.ras import Talk, parse_address
 from ncclscope.errors import InputError
 from ncclscope.untrusted import printable
 
-__all__ = ["armed", "set_mask"]
-
 MASK = 0x606
 """Collectives and sends when they are called, and again when they are launched: for the number of
 launches before, and for the peers of sends."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ncclscope.procfs import POLL_CALLS
 
-__all__ = ["blocked_in"]
-
 _X86 = {
     **dict.fromkeys((0, 1, 17, 18, 19, 20), "read"),
     **dict.fromkeys((2, 257), "open"),

@@ -34,8 +34,6 @@ from ncclscope.ring.image import RingImage
 from ncclscope.stamp import stamped
 from ncclscope.untrusted import parse
 
-__all__ = ["check_directory", "redact", "redact_run", "write_bundle", "write_snapshot"]
-
 _SECRET_FIELDS = ("argv", "environ", "cwd", "path")
 _SITES = ("created_at", "site", "user_site")
 _ADVICE = ("enable",)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ncclscope import settings
 from ncclscope.untrusted import MAX_RANKS
 
-__all__ = ["Candidate"]
-
 
 @dataclass(frozen=True)
 class Candidate:

@@ -7,16 +7,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-__all__ = [
-    "has_ptrace_capability",
-    "is_container",
-    "permission_help",
-    "ptrace_scope",
-    "try_reading",
-    "version_of",
-    "versions",
-]
-
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _CAP_SYS_PTRACE = 19
 _MOST_TRIED = 256

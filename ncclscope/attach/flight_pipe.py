@@ -17,8 +17,6 @@ from pathlib import Path
 from ncclscope.dump_files import dump_files, stamp
 from ncclscope.errors import os_reason
 
-__all__ = ["PIPE_VARIABLE", "ask_for_dump", "pipe_of"]
-
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 LIMIT = 15.0
 """Seconds that torch itself allows for a dump (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""

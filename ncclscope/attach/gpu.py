@@ -13,8 +13,6 @@ from typing import Any
 from ncclscope.model.snapshot import GpuSample
 from ncclscope.untrusted import printable
 
-__all__ = ["Nvml", "open_nvml"]
-
 
 class Nvml:
     """NVML after initialisation.

@@ -22,17 +22,6 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
 
-__all__ = [
-    "engines_of",
-    "group_jobs",
-    "idle_launchers",
-    "is_launcher",
-    "meeting_points",
-    "with_ranks_below",
-    "without_relatives",
-    "without_supervisors",
-]
-
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 _NUMBERS = re.compile(r"\d+")
 _LAUNCHERS = {"torchrun", "ncclscope", "py-spy", "accelerate", "deepspeed", "mpirun", "horovodrun"}

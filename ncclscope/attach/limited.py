@@ -7,8 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-__all__ = ["run_limited"]
-
 _MOST_BYTES = 1 << 24
 
 

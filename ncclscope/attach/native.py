@@ -17,8 +17,6 @@ from ncclscope.attach.limited import run_limited
 from ncclscope.model.snapshot import Stacks, Thread
 from ncclscope.untrusted import printable
 
-__all__ = ["is_installed", "merge_native", "parse_pystack", "read_native"]
-
 _TIME_LIMIT = 8.0
 _THREAD = re.compile(r"Traceback for thread (\d+)(?: \((.*?)\))? ")
 _LIBRARY = re.compile(r" \((?:inlined\) \()?/?(?:[^()]*/)?([^/()]+)\)$")

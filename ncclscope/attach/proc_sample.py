@@ -17,8 +17,6 @@ from ncclscope.model.snapshot import ProcessSample
 from ncclscope.procfs import processor_wait
 from ncclscope.untrusted import printable
 
-__all__ = ["read_sample", "started_seconds", "state_of"]
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 _GENERATIONS = 16

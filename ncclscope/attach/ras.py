@@ -23,8 +23,6 @@ from typing import Any
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
 from ncclscope.untrusted import MAX_RANKS, integer, number, parse, printable
 
-__all__ = ["DEFAULT_ADDRESS", "Talk", "ask_ras", "parse_address", "parse_answer"]
-
 DEFAULT_ADDRESS = ("localhost", 28028)
 _PROTOCOL = 2
 _PEERS_LIMIT = 2

@@ -12,8 +12,6 @@ from ncclscope.model import Rank
 from ncclscope.readers import ring_files
 from ncclscope.readers.ring.ranks import read_ring
 
-__all__ = ["living_pids", "named_directory"]
-
 
 def named_directory() -> Path | None:
     """Return the directory with rings that NCCLSCOPE_DIR names; None without one."""

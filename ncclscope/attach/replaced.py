@@ -8,8 +8,6 @@ from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.processes import describe
 from ncclscope.model import Run
 
-__all__ = ["replaced_programs"]
-
 
 def replaced_programs(run: Run, workers: Sequence[Candidate]) -> list[Candidate]:
     """Return the processes of a run that have replaced their program, such as by ``os.execv``.

@@ -13,8 +13,6 @@ from ncclscope.attach.proc_sample import read_sample, started_seconds
 from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import GpuSample, ProcessSample, Source, Stacks, Worker
 
-__all__ = ["ProcessReader", "Sample", "first_error", "take_samples"]
-
 _BETWEEN = 4
 """Samples between the first and the last."""
 _INTERVAL = 1.0

@@ -39,9 +39,6 @@ from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.untrusted import printable
 
-__all__ = ["GAP_SECONDS", "JobSample", "Options", "patience_for", "sample_job"]
-
-
 GAP_SECONDS = 2.0
 _OF_GPUS = ("gpu", "ras", "flight_recorder")
 """Sources that say nothing of a job without GPUs."""

@@ -12,8 +12,6 @@ import psutil
 
 from ncclscope.untrusted import printable
 
-__all__ = ["called_names"]
-
 _CALL = re.compile(r"(\.?(?:\w+\.){0,3}\w+)\s*\(")
 _WITH = re.compile(r"^\s*(?:async\s+)?with\s+([\w.]+)\s*(?:as\b|:|,)")
 _SLACK = 1.0

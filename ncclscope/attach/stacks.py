@@ -24,8 +24,6 @@ from ncclscope.model import sites
 from ncclscope.model.snapshot import NO_PERMISSION, Frame, Stacks, Thread
 from ncclscope.untrusted import number, parse, printable
 
-__all__ = ["PySpy", "find_py_spy", "parse_dump"]
-
 TIME_LIMIT = 4.0
 """Seconds allowed per process; a healthy one takes a hundredth of a second."""
 AT_ONCE = 8

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["is_engine_title", "is_worker_title", "parse_title", "ranks_from_labels"]
-
 _WORKER = re.compile(
     r"^(?:\S+::)?\w*(?:Worker|Scheduler|EngineCore|Actor|Trainer)\w*(?:_[A-Z]+\d+)*(?:[.:\s]|$)",
     re.IGNORECASE,

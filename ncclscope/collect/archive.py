@@ -25,8 +25,6 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.private import make_private
 from ncclscope.untrusted import open_regular, printable
 
-__all__ = ["Limits", "Packer", "UnpackedArchive", "unpack"]
-
 _BLOCK = 512
 _SLICE = 1 << 18
 _LEVEL = 1

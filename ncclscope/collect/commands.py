@@ -22,18 +22,6 @@ from ncclscope.errors import InputError, NothingFoundError, UsageError
 from ncclscope.resources import run_for_text
 from ncclscope.untrusted import parse, printable
 
-__all__ = [
-    "TARGET_ROOT",
-    "Pods",
-    "hosts",
-    "kubernetes",
-    "local",
-    "own_command",
-    "slurm",
-    "ssh",
-    "urls",
-]
-
 _LONGEST_FILE = 1 << 22
 _HOST = re.compile(r"(?:[A-Za-z0-9_.+-]+@)?[A-Za-z0-9_.:\[\]%-]+")
 _JOB = re.compile(r"\d+(?:[_+]\d+)?")

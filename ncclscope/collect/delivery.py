@@ -25,8 +25,6 @@ from ncclscope.private import make_private
 from ncclscope.readers.nodes import node_notes
 from ncclscope.untrusted import printable
 
-__all__ = ["Delivery", "Node", "NodeStream", "collect", "local_paths", "make_target"]
-
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 _LONGEST_REASON = 300

@@ -33,8 +33,6 @@ from ncclscope.readers.nodes import NODE_FILE, VERSION, describe_ring
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
 
-__all__ = ["Wanted", "write_node"]
-
 
 @dataclass(frozen=True)
 class Wanted:

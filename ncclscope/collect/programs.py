@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from ncclscope.errors import InputError
 
-__all__ = ["ProgramNode", "failure_of", "last_line"]
-
 _LONGEST_TALK = 1 << 16
 _END_SECONDS = 5.0
 

@@ -22,8 +22,6 @@ from ncclscope.collect.programs import failure_of, last_line
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.untrusted import printable
 
-__all__ = ["Member", "RayNode", "connect", "hire", "members", "reason_of"]
-
 _READ = 4 << 20
 _LONGEST_REASON = 200
 _KNOCK_SECONDS = 10

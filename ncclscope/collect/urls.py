@@ -14,8 +14,6 @@ from ncclscope.collect.archive import Limits
 from ncclscope.errors import InputError, NothingFoundError, UsageError
 from ncclscope.untrusted import printable
 
-__all__ = ["UrlFile", "check_target", "is_url", "store", "url_files"]
-
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:://|::)", re.IGNORECASE)
 
 

@@ -15,8 +15,6 @@ from ncclscope.commands.options import (
 )
 from ncclscope.errors import UsageError
 
-__all__ = ["AttachCommand"]
-
 _EPILOG = """\
 attach reads and changes nothing: stacks by py-spy without stopping a process, /proc, NVML, NCCL's
 RAS, and the rings of a traced job. Only --native (stops each process for some tenths of a second),

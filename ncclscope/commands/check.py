@@ -14,8 +14,6 @@ from ncclscope.resources import economy
 if TYPE_CHECKING:
     from ncclscope.parity.report import Report
 
-__all__ = ["CheckCommand"]
-
 _EPILOG = """\
   $ ncclscope check trace/ --baseline calls.lock --update   once; commit the file
   $ ncclscope check trace/ --baseline calls.lock            in CI

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ncclscope.collect.delivery import Delivery, Node
     from ncclscope.collect.node import Wanted
 
-__all__ = ["CollectCommand"]
-
 _EPILOG = """\
   $ ncclscope collect --ssh node1,node2 /dev/shm/rings -o hang/
   $ ncclscope collect --slurm 12345 /dev/shm/rings -o hang/

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict
     from ncclscope.lab.launcher import Laboratory
 
-__all__ = ["DemoCommand", "agrees"]
-
-
 _RECORDED = Program(tp=4, dp=2, seed=0, fault="divergent_dispatch", backend="gloo")
 _RECORDING = Path(lab.__file__).parent / "recording"
 """Traces of such a run, for machines without torch."""

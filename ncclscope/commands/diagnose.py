@@ -14,8 +14,6 @@ from ncclscope.resources import economy
 if TYPE_CHECKING:
     from ncclscope.model import Run
 
-__all__ = ["DiagnoseCommand"]
-
 
 class DiagnoseCommand:
     """Name the rank that diverged from its peers, from rings, dumps and traces on disk."""

@@ -12,8 +12,6 @@ from ncclscope.resources import economy
 if TYPE_CHECKING:
     from ncclscope.model import Rank, Run
 
-__all__ = ["DiffCommand"]
-
 SCHEMA = 1
 
 _EPILOG = """\

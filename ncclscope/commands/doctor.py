@@ -6,8 +6,6 @@ import argparse
 
 from ncclscope.commands.options import add_json_option, print_json
 
-__all__ = ["DoctorCommand"]
-
 _EPILOG = """\
 exit status: 0 jobs can be traced or attached to, whatever else is missing; 2 neither is possible
 """

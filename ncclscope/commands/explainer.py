@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["Explainer"]
-
 _END_SECONDS = 5.0
 _DIAGNOSE_SECONDS = 30.0
 """Seconds that the verdict on a failed program may take: its shell waits for it."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ncclscope.export.selection import Selection
     from ncclscope.model import Run
 
-__all__ = ["ExportCommand"]
-
 _EPILOG = """\
 formats:
 {formats}

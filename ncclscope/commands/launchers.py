@@ -8,8 +8,6 @@ import psutil
 
 from ncclscope import procfs
 
-__all__ = ["launcher_name"]
-
 _PROGRAMS = frozenset(
     {
         *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"),

@@ -6,8 +6,6 @@ import argparse
 
 from ncclscope.errors import UsageError
 
-__all__ = ["McpCommand"]
-
 _EPILOG = """\
 For agents and editors that speak the Model Context Protocol. Give them this command:
 

@@ -17,26 +17,6 @@ from ncclscope.stamp import stamped
 if TYPE_CHECKING:
     from ncclscope.collect.programs import ProgramNode
 
-__all__ = [
-    "add_flag",
-    "add_hang_options",
-    "add_host_options",
-    "add_json_option",
-    "add_program_options",
-    "add_ray_address_option",
-    "add_ray_options",
-    "add_seconds_option",
-    "add_stall_option",
-    "add_stall_options",
-    "check_seconds",
-    "host_programs",
-    "hosts_text",
-    "is_remote",
-    "own_program",
-    "print_json",
-    "say",
-]
-
 
 def add_flag(parser: argparse._ActionsContainer, name: str, help: str) -> None:
     """Add an option without a value."""

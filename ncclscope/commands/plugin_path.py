@@ -7,8 +7,6 @@ import argparse
 from ncclscope import native
 from ncclscope.errors import UsageError
 
-__all__ = ["PluginPathCommand"]
-
 
 class PluginPathCommand:
     """Print the path of NCCL's profiler plugin, for NCCL_PROFILER_PLUGIN."""

@@ -11,8 +11,6 @@ from ncclscope.errors import UsageError, os_reason
 from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
 
-__all__ = ["ReportCommand"]
-
 _EPILOG = """\
 The page opens without a network, in any browser, and prints. It shows the verdict and its evidence,
 the calls of all ranks side by side around the first difference, the wait-for graph and a timeline.

@@ -28,8 +28,6 @@ from ncclscope.ring.place import fallback_of
 from ncclscope.tracing import session
 from ncclscope.tracing.launchers import record_ends
 
-__all__ = ["RunCommand"]
-
 _PASSED_ON = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 _INTERRUPTED = frozenset(code for one in _PASSED_ON for code in (-one, 128 + one))
 _SHARED_MEMORY = Path("/dev/shm")

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Metrics = Callable[[Poll, int], None]
 
-__all__ = ["WatchCommand"]
-
 _METRICS_SECONDS = 1.0
 """Seconds between two updates of the metrics."""
 _STATUSES = {

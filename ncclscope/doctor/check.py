@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Check", "Outcome"]
-
 Outcome = tuple[str, ...]
 """Status, state and, if something needs to change, how: what a check adds to its name."""
 

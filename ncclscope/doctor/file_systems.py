@@ -13,8 +13,6 @@ from ncclscope.doctor.check import Check, Outcome
 from ncclscope.ring import layout
 from ncclscope.ring.place import SHARE
 
-__all__ = ["check_places", "file_system", "rings_that_fit"]
-
 _RING_SIZE = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
 _SHM = Path("/dev/shm")
 _MOUNTS = Path("/proc/self/mountinfo")

@@ -20,8 +20,6 @@ from ncclscope.doctor.check import Check, Outcome
 from ncclscope.native import profiler
 from ncclscope.resources import run_for_text
 
-__all__ = ["check_installation", "nccl_library", "nccl_version", "support", "vllm_version"]
-
 _GROUPS = {
     "ncclscope.analyzers": "diagnoses",
     "ncclscope.patches": "probes",

@@ -21,8 +21,6 @@ from ncclscope.export.intervals import (
 )
 from ncclscope.model import Run
 
-__all__ = ["write_chrome"]
-
 Event = dict[str, Any]
 
 

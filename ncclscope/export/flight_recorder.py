@@ -19,8 +19,6 @@ from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import write_private
 
-__all__ = ["PREFIX", "write_json", "write_pickles"]
-
 PREFIX = "comm_lib_trace_rank_"
 """Prefix of each file's name, before the rank, as torch writes it."""
 VERSION = "2.10"

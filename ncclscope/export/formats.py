@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ncclscope.model import Run
 
-__all__ = ["FORMATS", "Format"]
-
 Writer = Callable[[Run, Path], None]
 
 

@@ -19,18 +19,6 @@ from ncclscope.model import Call, Rank, Run, State, Step
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import open_private
 
-__all__ = [
-    "LAST_SIGN",
-    "Axis",
-    "Interval",
-    "TimelineTrack",
-    "arguments_of",
-    "axis_of",
-    "gpu_moment",
-    "open_target",
-    "rank_name",
-]
-
 LAST_SIGN = "last sign of life"
 """Name of the event at the end of a rank's records."""
 

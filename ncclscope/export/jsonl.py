@@ -7,8 +7,6 @@ from pathlib import Path
 from ncclscope.model import Run
 from ncclscope.readers.jsonl import write_trace
 
-__all__ = ["write_jsonl"]
-
 
 def write_jsonl(run: Run, directory: Path) -> None:
     """Write ``rank-3.jsonl`` for each rank, ``process-8802.jsonl`` for other processes."""

@@ -32,8 +32,6 @@ from ncclscope.export.intervals import (
 from ncclscope.export.protobuf import bytes_field, fixed64_field, int_field, text_field
 from ncclscope.model import Rank, Run
 
-__all__ = ["write_perfetto"]
-
 # Field numbers by message, from perfetto_trace.proto.
 _PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT = 6, 8, 10, 11

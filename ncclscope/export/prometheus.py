@@ -10,8 +10,6 @@ from ncclscope.metrics import Sample, comm_labels, process_labels, samples_text,
 from ncclscope.model import Run, State
 from ncclscope.private import write_private
 
-__all__ = ["write_prometheus"]
-
 
 def write_prometheus(run: Run, file: Path) -> None:
     """Write status, verdict, and calls of each rank, at the time of the run's last heartbeat."""

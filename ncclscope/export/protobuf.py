@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["bytes_field", "fixed64_field", "int_field", "text_field"]
-
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _MASK = (1 << 64) - 1
 

@@ -10,8 +10,6 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import ListLog
 
-__all__ = ["CONTEXT", "Selection", "select"]
-
 CONTEXT = 50
 """Default number of calls on each side of ``--around``."""
 

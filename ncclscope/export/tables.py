@@ -17,8 +17,6 @@ from ncclscope.private import open_private
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "LISTS", "tables", "write_csv", "write_parquet"]
-
 COLUMNS: dict[str, dict[str, str]] = {
     "calls": {
         "rank": "Int64",

@@ -34,8 +34,6 @@ from pathlib import Path
 from ncclscope import procfs
 from ncclscope.untrusted import open_regular
 
-__all__ = ["DEPTH", "SLOTS", "SUFFIX", "CursorFile", "Hashes", "PeerCursor", "digest_of"]
-
 SUFFIX = ".words"
 MAGIC = b"ncclword"
 VERSION = 2

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.tracer import Comm, Tracer
 
-__all__ = ["Guard", "open_guard"]
-
 MODES = ("warn", "raise")
 _MASK = guard_words.DEPTH - 1
 _EAGER = 16

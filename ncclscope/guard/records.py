@@ -26,8 +26,6 @@ from ncclscope.untrusted import integer
 if TYPE_CHECKING:
     from ncclscope.tracing.tracer import Comm
 
-__all__ = ["RecordedComm", "RecordedDivergence", "hashes", "judge", "judge_newest", "rehearse"]
-
 NEAR = 256
 """Newest records of a ring that are searched for a call first."""
 

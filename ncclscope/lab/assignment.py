@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ncclscope.lab.plan import Program
 
-__all__ = ["Assignment"]
-
 
 @dataclass(frozen=True)
 class Assignment:

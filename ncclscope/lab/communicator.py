@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.stream import Stream
     from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["LabCommunicator", "communicator_key"]
-
 
 def communicator_key(nonce: str, label: str, ranks: Sequence[int]) -> str:
     """Return the key of a group, the same on its members and different from all other groups.

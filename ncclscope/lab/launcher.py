@@ -26,8 +26,6 @@ from ncclscope.lab.progress import Phase, Progress, ProgressBoard
 from ncclscope.launch.fork_server import ForkOrder, start
 from ncclscope.ring.layout import HEARTBEAT_SECONDS
 
-__all__ = ["Laboratory", "Outcome"]
-
 Outcome = Literal["running", "finished", "stalled", "failed"]
 
 DEFAULT_CAPACITY = 16_384

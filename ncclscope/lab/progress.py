@@ -12,8 +12,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Phase", "Progress", "ProgressBoard", "ProgressEntry", "RankProgress"]
-
 _FIELDS = 5
 _PHASE, _STEP, _POSTED, _COMPLETED, _WRONG = range(_FIELDS)
 

@@ -19,8 +19,6 @@ from ncclscope.lab.stream import CudaStream, HostStream, Stream
 from ncclscope.launch.gpus import SHARED, device_of, enough
 from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["run_rank"]
-
 _TIMEOUT = datetime.timedelta(minutes=30)
 """Timeout of the process groups: long enough to examine a hang."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ncclscope.errors import LaboratoryError
 
-__all__ = ["BACKENDS", "Sizes"]
-
 BACKENDS = ("gloo", "nccl")
 
 _IDLE_SHARE = 1 / 8

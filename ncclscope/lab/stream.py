@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.progress import ProgressEntry
     from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["CudaStream", "HostStream", "Stream"]
-
 _POLL_SECONDS = 0.0005
 
 

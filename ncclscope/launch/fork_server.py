@@ -29,8 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["ForkOrder", "main", "start"]
-
 RankFunction = Callable[[str, int], int]
 """Takes the argument of the order and the rank, and returns the exit status of its process."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["SHARED", "device_of", "enough"]
-
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1, NCCL 2.31 and later let several ranks of a communicator use one GPU."""
 

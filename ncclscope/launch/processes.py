@@ -33,8 +33,6 @@ from ncclscope.launch.rank_process import Job, RankPlace, be_rank, flush_output
 from ncclscope.launch.spawn import pack, spawn
 from ncclscope.ring.layout import HEARTBEAT_SECONDS
 
-__all__ = ["START_METHODS", "Failure", "Outcome", "run_ranks"]
-
 START_METHODS = ("fork", "spawn")
 STALL_SECONDS = 10.0
 TIMEOUT_SECONDS = 120.0

@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 
 from ncclscope.launch.gpus import device_of
 
-__all__ = ["Job", "RankPlace", "be_rank", "flush_output", "free_port"]
-
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = datetime.timedelta(hours=1)
 """Timeout of the process group: longer than any stall that the launcher detects."""

@@ -22,8 +22,6 @@ from typing import IO, Any, NoReturn
 from ncclscope.errors import UsageError
 from ncclscope.launch.rank_process import Job, RankPlace, be_rank
 
-__all__ = ["be_spawned", "pack", "spawn"]
-
 _PROGRAM = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])

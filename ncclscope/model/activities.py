@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AGAIN_NS",
-    "COMM_INIT",
-    "COMPILE",
-    "INIT",
-    "LOAD",
-    "RAISED",
-    "STORE_PLACE",
-    "STORE_SET",
-    "STORE_WAIT",
-    "WORKER_DIED",
-]
-
 INIT = "init_process_group"
 """The detail is the backend and the line of the program, the number the timeout in seconds."""
 COMM_INIT = "comm_init"

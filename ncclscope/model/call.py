@@ -12,8 +12,6 @@ from ncclscope.model import sites
 from ncclscope.model.graphs import Replay
 from ncclscope.model.signature import sign
 
-__all__ = ["CREATION_SUFFIX", "Activity", "Call", "Communicator", "DamagedCall", "State", "Step"]
-
 CREATION_SUFFIX = "/groups"
 """Suffix of the key of a communicator on which only group creations are posted."""
 

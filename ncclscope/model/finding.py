@@ -9,8 +9,6 @@ from typing import Any
 from ncclscope.model.call import Call, Communicator
 from ncclscope.model.snapshot import Frame
 
-__all__ = ["Finding"]
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -15,8 +15,6 @@ from ncclscope.model.sites import frame_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["calls_frame", "html_table", "ranks_table"]
-
 _COLUMNS = {
     "rank": "Int64",
     "comm": "string",

@@ -8,8 +8,6 @@ from typing import Protocol, TypeVar
 
 from ncclscope.model.call import Call, Communicator
 
-__all__ = ["CallLog", "Trail", "last_of", "newest_of"]
-
 What = TypeVar("What")
 
 

@@ -13,8 +13,6 @@ from ncclscope.model.call import Call, Communicator
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BASE, BASE_INVERSE
 
-__all__ = ["ListLog", "Tail", "chained_hashes", "running_hashes"]
-
 
 def running_hashes(signatures: Sequence[int]) -> list[int]:
     """Return the running hashes before each of ``n`` calls and after the last: ``[n + 1]``."""

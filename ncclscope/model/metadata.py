@@ -7,8 +7,6 @@ from typing import Any
 
 from ncclscope.untrusted import integer, number, text, texts
 
-__all__ = ["DAMAGED", "ENDS", "LAUNCHER", "metadata_of", "read_about", "read_metadata", "read_uses"]
-
 DAMAGED = "damaged"
 """Kind of unseen calls whose records cannot be read."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ncclscope.model.snapshot import KernelEvent, QueueState, Snapshot
     from ncclscope.model.transfer import Transfer
 
-__all__ = ["Rank", "Run"]
-
 
 @dataclass(frozen=True)
 class Rank:

@@ -21,27 +21,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from math import prod
 
-__all__ = [
-    "BARRIERS",
-    "BASE",
-    "BASE_INVERSE",
-    "CREATION_OPS",
-    "EXPERT_OPS",
-    "KNOWN_OPS",
-    "MASK",
-    "P2P_OPS",
-    "ROOTED_OPS",
-    "VECTOR_OPS",
-    "canonical_dtype",
-    "canonical_op",
-    "canonical_redop",
-    "captured",
-    "extend",
-    "replayed",
-    "sign",
-    "stretch",
-]
-
 BASE = 0x3A8F05C5
 BASE_INVERSE = pow(BASE, -1, 1 << 64)
 """BASE is an odd number, so that it has an inverse modulo 2 ** 64, and below 2 ** 30, so that

@@ -11,20 +11,6 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-__all__ = [
-    "INSTALLED",
-    "OWN",
-    "PLUMBING",
-    "Sites",
-    "frame_of",
-    "join",
-    "library_role",
-    "read",
-    "role",
-    "short",
-    "spell",
-]
-
 OWN, PLUMBING, INSTALLED = 0, 1, 2
 """Roles of a source file: user's program, plumbing between it and its collectives, or other."""
 

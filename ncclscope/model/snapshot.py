@@ -11,24 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = [
-    "NO_PERMISSION",
-    "Frame",
-    "GpuSample",
-    "KernelEvent",
-    "ProcessSample",
-    "QueueState",
-    "RasAnswer",
-    "RasComm",
-    "RasRank",
-    "Snapshot",
-    "Source",
-    "Stacks",
-    "Thread",
-    "Worker",
-]
-
-
 NO_PERMISSION = "no permission to read its memory"
 """Error of stacks that the kernel refuses to show."""
 

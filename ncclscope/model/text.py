@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
-__all__ = ["plural", "ranks_text", "shape_text", "sizes_text", "status_text", "verb"]
-
 _SIZES_SHOWN = 16
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["grouped", "tied"]
-
 _Thing = TypeVar("_Thing")
 _Key = TypeVar("_Key", bound=Hashable)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ENDED", "STATES", "Transfer"]
-
 STATES = ("waiting", "started", "completed", "failed", "expired")
 """The known progress of an end of a transfer, by the number in a ring."""
 ENDED = frozenset({"completed", "failed", "expired"})

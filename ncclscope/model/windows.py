@@ -28,8 +28,6 @@ from ncclscope.model.memory import ListLog
 from ncclscope.model.run import Rank
 from ncclscope.model.signature import BASE
 
-__all__ = ["PlacedLog", "WindowShift", "best_shift", "infer_windows"]
-
 Signatures = NDArray[np.uint64]
 
 ALIKE = 0.9

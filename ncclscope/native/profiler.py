@@ -11,8 +11,6 @@ from pathlib import Path
 
 from ncclscope import native
 
-__all__ = ["SLOT", "added_variables", "arrange", "is_ours", "next_plugin"]
-
 SLOT = "NCCL_PROFILER_PLUGIN"
 _NEXT = ("NCCLSCOPE_NEXT_PROFILER", "NCCL_SCOPE_NEXT_PROFILER")
 _NAMES = ("ncclscope-profiler.so", "libnccl-profiler-ncclscope.so")

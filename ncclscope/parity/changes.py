@@ -15,8 +15,6 @@ import numpy as np
 
 from ncclscope.analysis.sequences.edits import grouped, levels, way_back
 
-__all__ = ["Change", "changes"]
-
 MOST = 256
 """Most edits that one search considers.
 

@@ -16,8 +16,6 @@ from ncclscope.parity.hunks import folded_calls
 from ncclscope.parity.sequence import CallStream, Vocabulary
 from ncclscope.progress import steps
 
-__all__ = ["ACROSS", "CommDifference", "RankPair", "Side", "compare_ranks", "compare_runs"]
-
 ACROSS = "all communicators"
 """Role of the comparison of all calls in the order of posting."""
 

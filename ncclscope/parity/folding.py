@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Loop", "Node", "fold", "length"]
-
 LONGEST = 2048
 """Most lines in a loop's body, after inner loops have been collapsed."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from ncclscope.model.sites import frame_of
 from ncclscope.parity.report import Mismatch, Report
 
-__all__ = ["github", "junit"]
-
 _FORBIDDEN = re.compile(
     "[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|"
     "[\u200e\u200f\u202a-\u202e\u2066-\u2069]"

@@ -14,8 +14,6 @@ import numpy as np
 from ncclscope.parity.changes import Change
 from ncclscope.parity.folding import Loop, Node, fold
 
-__all__ = ["HunkRow", "folded_calls", "rows"]
-
 LONG = 8
 """Lines from which an equal loop is shown by its beginning only."""
 MOST = 1000

@@ -18,8 +18,6 @@ from ncclscope.parity.hunks import folded_calls
 from ncclscope.parity.lockfile import Baseline, read_baseline, render_baseline, write_baseline
 from ncclscope.parity.sequence import CallStream, Section, Vocabulary, sections
 
-__all__ = ["Mismatch", "Report", "check_run"]
-
 PAIRS_TRIED = 64
 """Most pairs of unmatched sections that are compared to find the most similar ones."""
 

@@ -20,8 +20,6 @@ from ncclscope.errors import UsageError
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["RoutingPattern", "routing_patterns"]
-
 
 @dataclass(frozen=True)
 class RoutingPattern:

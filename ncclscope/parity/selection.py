@@ -8,8 +8,6 @@ from ncclscope.errors import InputError, UsageError
 from ncclscope.model import Rank, Run
 from ncclscope.readers import open_run
 
-__all__ = ["open_selection"]
-
 
 def open_selection(text: str) -> Run | Rank:
     """Open a run or a rank.

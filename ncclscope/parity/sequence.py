@@ -16,9 +16,6 @@ from ncclscope.parity.folding import Node, fold
 from ncclscope.parity.spelling import Roles, spell
 from ncclscope.readers.ring.distinct import distinct_calls, group_calls
 
-__all__ = ["CallStream", "Lines", "Section", "Vocabulary", "sections"]
-
-
 MOST_REPLAYED = 1 << 23
 """Most calls of one rank, with replayed ones, that are compared one by one: 1 GB."""
 

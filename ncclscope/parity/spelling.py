@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.signature import P2P_OPS, VECTOR_OPS
 
-__all__ = ["Roles", "generalize", "spell"]
-
 _UNNAMED = re.compile(r"|pg\d+|pg-.*")
 """Labels that number the groups of a process, as torch's do: they differ by rank."""
 

@@ -16,8 +16,6 @@ from ncclscope.model.ties import grouped
 from ncclscope.parity.report import Report, check_run
 from ncclscope.parity.unfinished import sample, unless_ok
 
-__all__ = ["ParityError", "Settings", "Skipped", "Trial"]
-
 _STALL_AT_TIMEOUT = 2.0
 """Ranks that did not return in time were stuck if they had waited for this many seconds."""
 BACKENDS = ("gloo", "nccl", "mpi", "ucc")

@@ -11,8 +11,6 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import ranks_text, sentence
 from ncclscope.errors import NcclscopeError
 
-__all__ = ["sample", "unless_ok"]
-
 _GAP_SECONDS = 1.0
 
 

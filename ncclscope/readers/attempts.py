@@ -7,8 +7,6 @@ from typing import Any
 
 from ncclscope.untrusted import integer
 
-__all__ = ["Attempts"]
-
 _NONE = -1
 
 

@@ -11,8 +11,6 @@ import time
 
 from ncclscope.errors import DamagedFileError
 
-__all__ = ["Budget"]
-
 _PAGE = resource.getpagesize()
 _MEMORY_PER_BYTE = 8
 _MEMORY_FREE = 150 << 20

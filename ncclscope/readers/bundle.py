@@ -33,8 +33,6 @@ from ncclscope.untrusted import (
     rank_number,
 )
 
-__all__ = ["CAPTURE_FILE", "is_snapshot", "read_snapshot", "with_snapshot"]
-
 CAPTURE_FILE = "attach.json"
 VERSION = 1
 _FIRST = b'{"ncclscope_attach"'

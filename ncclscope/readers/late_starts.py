@@ -15,8 +15,6 @@ from dataclasses import replace
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog
 
-__all__ = ["number_late"]
-
 
 class LateLog:
     """A log behind a number of calls that were made before recording began.

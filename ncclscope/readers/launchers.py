@@ -9,8 +9,6 @@ from ncclscope.model import Rank
 from ncclscope.model.metadata import ENDS, LAUNCHER
 from ncclscope.model.text import status_text
 
-__all__ = ["restarts", "with_ends"]
-
 _SHOWN = 4
 
 

@@ -13,8 +13,6 @@ from ncclscope.model.ties import grouped
 from ncclscope.readers.replicas import span
 from ncclscope.untrusted import text
 
-__all__ = ["separate_linked"]
-
 
 def separate_linked(processes: Iterable[Rank], notes: list[str]) -> list[list[Rank]]:
     """Return the processes of each job that belongs to the newest one by its transfers.

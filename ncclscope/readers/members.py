@@ -14,8 +14,6 @@ from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import Relabelled, Renamed, Rooted
 
-__all__ = ["join_processes", "renamed", "with_members"]
-
 PLUGIN = "nccl-plugin"
 
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from ncclscope.model import Rank
 from ncclscope.untrusted import integers
 
-__all__ = ["separate_nested"]
-
 _MOST_ANCESTORS = 64
 _Place = tuple[str, str, str, int]
 

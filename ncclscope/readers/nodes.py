@@ -19,8 +19,6 @@ from ncclscope.readers.ring.ranks import is_alive
 from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer, open_regular, parse, printable, text
 
-__all__ = ["NODE_FILE", "VERSION", "Nodes", "describe_ring", "node_notes"]
-
 NODE_FILE = "node.json"
 VERSION = 1
 _LEVELS = 8

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from ncclscope.model import Communicator
 
-__all__ = ["with_parts"]
-
 _NUMBERED = re.compile(r"(?:pg|group )(\d{1,9})", re.ASCII)
 """Label of a group without a description: its number, as torch counts groups."""
 

@@ -10,8 +10,6 @@ from typing import Protocol
 from ncclscope.errors import InputError
 from ncclscope.model import Rank
 
-__all__ = ["GROUP", "Reader", "load_readers", "reader_of"]
-
 GROUP = "ncclscope.readers"
 
 

@@ -16,8 +16,6 @@ from ncclscope.model.text import plural
 from ncclscope.model.ties import grouped, tied
 from ncclscope.readers.members import renamed
 
-__all__ = ["number_rest", "separate_replicas", "span"]
-
 
 def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     """Return processes with distinct rank numbers.

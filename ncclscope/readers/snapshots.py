@@ -10,8 +10,6 @@ from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import Snapshot, Worker
 from ncclscope.model.text import plural
 
-__all__ = ["join_snapshots"]
-
 _APART_NS = 600_000_000_000
 """Snapshots more than 10 minutes apart do not show the same moment of a job."""
 

@@ -10,8 +10,6 @@ from typing import IO, Any
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers.budget import Budget
 
-__all__ = ["Unpacked"]
-
 _PIECE = 1 << 13
 _CHECK_EVERY = 1 << 10
 

@@ -12,18 +12,6 @@ from typing import Any, TypeVar
 from ncclscope.ring import layout
 from ncclscope.untrusted import integer, integers, text
 
-__all__ = [
-    "as_count",
-    "as_flag",
-    "as_hash",
-    "as_integer",
-    "as_integers",
-    "as_list",
-    "as_row",
-    "as_text",
-    "optional",
-]
-
 Value = TypeVar("Value")
 
 

@@ -15,8 +15,6 @@ from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.remote.frames import FAILED, GREETING, METHODS, OK, Frame, FrameReader, spell_frame
 from ncclscope.untrusted import printable
 
-__all__ = ["Connection", "one_line"]
-
 _READ = 1 << 18
 _LONGEST_TALK = 1 << 14
 _LONGEST_REASON = 200

@@ -19,8 +19,6 @@ from ncclscope.remote.checked import (
     optional,
 )
 
-__all__ = ["Nodes", "RemoteCursor"]
-
 _KEPT = 4096
 """Requested hashes are kept for this many calls behind the newest one."""
 

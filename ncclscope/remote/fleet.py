@@ -17,8 +17,6 @@ from ncclscope.model.ties import grouped
 from ncclscope.remote.spelling import pack, unpack
 from ncclscope.untrusted import printable
 
-__all__ = ["Client", "Fleet", "LostNodeError", "Query", "Traffic", "all_answered", "answered"]
-
 INVALID = (AttributeError, DamagedFileError, IndexError, KeyError, TypeError, ValueError)
 """What reading a malformed message raises."""
 

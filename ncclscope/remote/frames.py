@@ -12,8 +12,6 @@ from typing import NamedTuple
 from ncclscope.errors import DamagedFileError
 from ncclscope.untrusted import printable
 
-__all__ = ["FAILED", "GREETING", "METHODS", "OK", "Frame", "FrameReader", "spell_frame"]
-
 GREETING = b"\0ncclscope node 1\n"
 """What a node sends first; no text of a login script holds a zero byte."""
 METHODS = ("summary", "answer", "report", "hashes", "newest")

@@ -8,8 +8,6 @@ from ncclscope.errors import InputError
 from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
 
-__all__ = ["Keeper"]
-
 
 class Keeper:
     """On a node: a node server, recreated for each summary, and a reporter.

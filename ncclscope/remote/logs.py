@@ -13,8 +13,6 @@ from ncclscope.remote.fleet import Fleet, LostNodeError, Query
 from ncclscope.remote.spelling import read_calls
 from ncclscope.ring import layout
 
-__all__ = ["NodePlace", "RemoteLog", "RemoteTrail", "Shared"]
-
 What = TypeVar("What")
 
 _BLOCK = 256

@@ -39,8 +39,6 @@ from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
 
-__all__ = ["NodeServer"]
-
 _LONG = ("argv", "environ", "cwd", "path")
 _HEARTBEAT_NS = 2_000_000_000
 

@@ -24,8 +24,6 @@ from ncclscope.remote.frames import (
 )
 from ncclscope.remote.keeper import Keeper
 
-__all__ = ["serve", "serve_stdin"]
-
 IDLE_SECONDS = 300.0
 """Seconds without a request after which the server ends; the client connects again."""
 _READ = 1 << 16

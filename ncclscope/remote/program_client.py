@@ -16,8 +16,6 @@ from ncclscope.errors import InputError
 from ncclscope.remote.connection import Connection
 from ncclscope.remote.fleet import all_answered, answered
 
-__all__ = ["ProgramClient"]
-
 PATIENCE = 1.0
 """Seconds that one poll waits for hosts that have answered promptly so far."""
 START_SECONDS = 20.0

@@ -9,8 +9,6 @@ from ncclscope.collect.ray_nodes import Member, hire, reason_of
 from ncclscope.remote.fleet import all_answered, answered
 from ncclscope.remote.keeper import Keeper
 
-__all__ = ["RayClient"]
-
 
 class RayClient:
     """Queries the nodes of a Ray cluster.

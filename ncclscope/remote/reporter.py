@@ -30,8 +30,6 @@ from ncclscope.remote.spelling import Kinds, pack, unpack
 from ncclscope.untrusted import text
 from ncclscope.watch.jobs import Rings
 
-__all__ = ["Reporter"]
-
 
 class Reporter:
     """Watches the rings of one node.

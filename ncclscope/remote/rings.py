@@ -20,8 +20,6 @@ from ncclscope.remote.spelling import pack, read_calls, unpack
 from ncclscope.untrusted import integer, printable
 from ncclscope.watch.jobs import Rings
 
-__all__ = ["RemoteRings", "ReportingClient"]
-
 _FAILED_SECONDS = 10.0
 """Seconds for which a node that did not answer a diagnosis counts as lost."""
 _CLOCKS_DIFFER_NS = 5_000_000_000

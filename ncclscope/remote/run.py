@@ -28,8 +28,6 @@ from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
 from ncclscope.untrusted import MAX_RANKS, integers, printable, texts
 
-__all__ = ["open_remote_run", "remote_ranks"]
-
 _FLAGS = ("beating", "stopped", "waits_for_input")
 """Details that a node adds to the metadata in a ring."""
 _ABOUT: dict[str, Callable[[Any], Any]] = {

@@ -28,8 +28,6 @@ from ncclscope.remote.checked import (
 )
 from ncclscope.untrusted import json_memory, parse
 
-__all__ = ["Kinds", "pack", "read_calls", "read_steps", "spell_steps", "unpack"]
-
 _LEVEL = 6
 _MOST_BYTES = 1 << 28
 _MOST_MEMORY = 2 << 30

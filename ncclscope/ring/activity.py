@@ -14,8 +14,6 @@ from typing import NamedTuple
 from ncclscope.ring import layout
 from ncclscope.ring.intern import Interner
 
-__all__ = ["Activities", "Begun", "Slot"]
-
 _pack = layout.ACTIVITY.pack_into
 _time_ns = time.time_ns
 _MOST_WORDS = 256

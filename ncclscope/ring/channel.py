@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Channel"]
-
 
 class Channel:
     """The writing end of one communicator in one ring.

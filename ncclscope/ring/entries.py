@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from ncclscope.ring import layout
 
-__all__ = ["put", "read", "size_of"]
-
 
 def size_of(data: bytes) -> int:
     """Return how many bytes an entry of this data takes, with its head and the padding."""

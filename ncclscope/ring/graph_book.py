@@ -10,8 +10,6 @@ from typing import NamedTuple
 from ncclscope.ring import entries, layout
 from ncclscope.ring.channel import Channel
 
-__all__ = ["GraphBook", "GraphCall"]
-
 
 class GraphCall(NamedTuple):
     """One call of a graph.

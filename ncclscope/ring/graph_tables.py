@@ -14,8 +14,6 @@ from ncclscope.model.signature import BASE, BASE_INVERSE, MASK, replayed
 from ncclscope.ring import entries, layout
 from ncclscope.ring.image import RECORD_DTYPE, Records, RingImage
 
-__all__ = ["CallTable", "GraphTables", "Listed", "read_graphs"]
-
 _HEAD = 8 + 8 + 8 + 8
 """Bytes of a record before the fields of FIXED."""
 _COMM = 24

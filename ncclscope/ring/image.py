@@ -27,17 +27,6 @@ from ncclscope.untrusted import only_writer, open_regular, parse
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "ENTRY_DTYPE",
-    "RECORD_DTYPE",
-    "Entries",
-    "Records",
-    "RingImage",
-    "chosen",
-    "joined",
-    "whole",
-]
-
 RECORD_DTYPE = np.dtype(
     [
         ("begin", "<u8"),

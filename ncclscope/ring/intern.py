@@ -11,8 +11,6 @@ from ncclscope.model import sites
 from ncclscope.ring import entries, layout
 from ncclscope.ring.channel import Channel
 
-__all__ = ["Interner"]
-
 _SIZES_KEPT = 4096
 
 

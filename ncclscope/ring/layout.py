@@ -142,21 +142,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = [
-    "ABOUT",
-    "DEFAULT_CAPACITY",
-    "HEADER",
-    "HEAP_ENTRY",
-    "MAGIC",
-    "RECORD",
-    "SUFFIX",
-    "TABLE_ENTRY",
-    "TEXT_ENTRY",
-    "VERSION",
-    "VERSION_WITH_GRAPHS",
-    "Geometry",
-]
-
 MAGIC = b"ncclring"
 VERSION = 1
 VERSION_WITH_GRAPHS = 2

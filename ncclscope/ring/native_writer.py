@@ -20,8 +20,6 @@ from ncclscope.ring.place import RingPlace
 from ncclscope.ring.replays import parts_of, powers
 from ncclscope.ring.writer import RingWriter
 
-__all__ = ["NativeWriter", "open_writer"]
-
 
 def open_writer(directory: str | os.PathLike[str], **options: Any) -> RingWriter:
     """Create a ring with the writer that serves here.

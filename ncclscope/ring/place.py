@@ -22,8 +22,6 @@ from ncclscope.private import make_private
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
 
-__all__ = ["RingPlace", "fallback_of", "leave_pointer", "make_file", "moved_text"]
-
 SHARE = 8
 """A ring may take at most 1/SHARE of the free space."""
 

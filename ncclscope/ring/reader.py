@@ -25,16 +25,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import GraphTables, read_graphs
 from ncclscope.ring.image import RECORD_DTYPE, Entries, Records, RingImage, chosen, joined, whole
 
-__all__ = [
-    "CHUNK",
-    "ChannelState",
-    "RingFile",
-    "RingMarks",
-    "bracket",
-    "collectives",
-    "hash_before",
-]
-
 CHUNK = 1024
 _PIECES_KEPT = 512
 """Most cached chunks, and parts of them, of all rings together: 48 MB."""

@@ -19,8 +19,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.graph_book import GraphCall
 
-__all__ = ["Part", "Ring", "parts_of", "post_replay", "powers"]
-
 _RECORD = struct.Struct("<QQQQQ48sQ")
 """A record; ``numel``, the number of the replay, is separate from the repeating fields."""
 _pack_replay = _RECORD.pack_into

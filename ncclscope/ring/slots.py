@@ -7,8 +7,6 @@ import mmap
 
 from ncclscope.ring import layout
 
-__all__ = ["Slots"]
-
 
 class Slots:
     """The slots in which GPUs count calls, and the process states whether a count is valid.

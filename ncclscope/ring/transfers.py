@@ -20,8 +20,6 @@ from ncclscope.errors import RingError
 from ncclscope.model.transfer import STATES, Transfer
 from ncclscope.ring import layout
 
-__all__ = ["TransferTable", "pack_transfer", "unpack_transfer"]
-
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _DIRECTIONS = ("send", "recv")
 _time_ns = time.time_ns

@@ -6,8 +6,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.replays import Ring
 
-__all__ = ["withdraw"]
-
 _COMM, _SEQ, _HASH, _FLAGS = slice(56, 58), slice(24, 32), slice(16, 24), 32 + layout.FIXED_FLAGS
 _SPECIAL = layout.FIXED_P2P | layout.FIXED_STEP
 

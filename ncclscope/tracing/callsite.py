@@ -21,17 +21,6 @@ from typing import Any
 from ncclscope.model import sites
 from ncclscope.model.sites import INSTALLED, PLUMBING
 
-__all__ = [
-    "Place",
-    "add_plumbing",
-    "describe",
-    "locate",
-    "plumbing",
-    "role_of",
-    "user_line",
-    "user_place",
-]
-
 Instruction = int | tuple[int, int, int]
 """Offset of an instruction; with identity and offset of the user's code, if that was found."""
 

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from ncclscope.ring.channel import Channel
 
-__all__ = ["Comm", "NamelessTemplate", "Template", "keep"]
-
 _TEMPLATES_KEPT = 4096
 
 

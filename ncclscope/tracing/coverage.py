@@ -13,8 +13,6 @@ from typing import Any
 
 from ncclscope.tracing import session
 
-__all__ = ["ABSENT", "ENDED", "ON", "REFUSED", "is_unseen", "probe", "unseen"]
-
 ON, ENDED, REFUSED, ABSENT = "on", "ended", "refused", "absent"
 """States of a probe: recording; ended; refused an unknown version; its target is not installed."""
 

@@ -15,8 +15,6 @@ from ncclscope.model.activities import RAISED
 from ncclscope.tracing import callsite, session
 from ncclscope.tracing.notes import Notes
 
-__all__ = ["note_here", "note_traced"]
-
 _notes = Notes(RAISED)
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.host import Host
 
-__all__ = ["GraphCapture", "Graphs", "TracedGraph"]
-
 
 class GraphCapture:
     """A graph that is being captured; created by :meth:`Graphs.begin`.

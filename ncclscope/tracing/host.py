@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.writer import RingWriter
 
-__all__ = ["CallGuard", "Device", "Host"]
-
 
 class Device(Protocol):
     """Counts calls on the GPU."""

@@ -14,11 +14,6 @@ from ncclscope import settings
 from ncclscope.procfs import ancestors, boot_id, pid_namespace, start_ticks
 from ncclscope.redaction import redact_words
 
-__all__ = [
-    "describe_process",
-    "rank_from_environment",
-]
-
 _WORDS, _LONGEST_WORD = 40, 200
 """Most recorded arguments of the command line, and characters of each."""
 _READ = 4096

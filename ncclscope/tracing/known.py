@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from ncclscope.model.signature import KNOWN_OPS, canonical_dtype, canonical_op
 from ncclscope.tracing.warning import warn_once
 
-__all__ = ["warn_of_unknown"]
-
 _DTYPES = ("bfloat16", "bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 """Names to suggest."""
 _DTYPE = re.compile(

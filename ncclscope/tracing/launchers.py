@@ -15,8 +15,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.native_writer import open_writer
 from ncclscope.tracing import identity
 
-__all__ = ["record_ends"]
-
 
 def record_ends(
     directory: str | os.PathLike[str], launcher: str, ends: Mapping[int, int], **details: str

@@ -9,8 +9,6 @@ from ncclscope.tracing import session
 from ncclscope.tracing.identity import rank_from_environment
 from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["Notes", "Phase", "leave", "tracer_of_rank"]
-
 Phase = tuple[Slot, Begun]
 """One begin of an activity, and the slot it is in."""
 

@@ -16,24 +16,6 @@ from typing import Any
 from ncclscope import native
 from ncclscope.native.profiler import SLOT, is_ours
 
-__all__ = [
-    "announce",
-    "conclude",
-    "enter_group",
-    "expect_plugin",
-    "group_number",
-    "group_numbers",
-    "groups",
-    "is_announced",
-    "is_suppressed",
-    "leave_group",
-    "listeners",
-    "resume",
-    "suppress",
-    "suppressed",
-    "suppressing",
-]
-
 suppressing: dict[int, int] = {}
 """Depth of open :func:`suppressed` blocks by thread identity."""
 

@@ -10,8 +10,6 @@ from ncclscope.ring.transfers import TransferTable
 from ncclscope.tracing import session
 from ncclscope.tracing.warning import warn_once
 
-__all__ = ["change", "find", "put", "table"]
-
 _table: TransferTable | None = None
 _failed = False
 

@@ -6,8 +6,6 @@ import contextlib
 import logging
 import sys
 
-__all__ = ["warn_once"]
-
 log = logging.getLogger("ncclscope")
 
 _warned: set[str] = set()

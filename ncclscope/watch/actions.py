@@ -25,8 +25,6 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.stamp import stamped
 from ncclscope.watch.poll import Poll
 
-__all__ = ["Actions", "Done", "keep_bundle", "kill"]
-
 SAMPLE_SECONDS = 0.5
 """Seconds between a bundle's first and last sample of the workers; `kill` runs after them."""
 _MOST_BUNDLES = 1000

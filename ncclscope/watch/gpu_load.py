@@ -8,8 +8,6 @@ from ncclscope.analysis.processes.device_verdict import spins
 from ncclscope.attach.gpu import open_nvml
 from ncclscope.model.snapshot import GpuSample
 
-__all__ = ["AGAIN_SPINNING", "GpuLoad", "all_spin"]
-
 AGAIN_SPINNING, _AGAIN = 2.0, 10.0
 """Seconds to the next sample; NVML averages over at most the last second."""
 _TIMES = 2

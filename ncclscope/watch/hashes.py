@@ -9,8 +9,6 @@ from typing import NamedTuple
 from ncclscope.model.signature import stretch
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["HashComparison", "HashDifference"]
-
 
 class HashDifference(NamedTuple):
     """Two ranks whose hashes differ after the same number of calls.

@@ -13,8 +13,6 @@ from ncclscope.readers.attempts import Attempts
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["Rings", "current"]
-
 SCAN_SECONDS = 1.0
 
 

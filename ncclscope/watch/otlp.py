@@ -27,8 +27,6 @@ from ncclscope.watch.textfile import poll_samples
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
 
-__all__ = ["OtlpSender"]
-
 _INTERVAL_MS = 10_000
 """Milliseconds between two exports of the metrics, unless OTEL_METRIC_EXPORT_INTERVAL says more."""
 _LAST_MS = 5_000

@@ -10,8 +10,6 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.model import Finding
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["Poll", "gist"]
-
 
 @dataclass(frozen=True)
 class Poll:

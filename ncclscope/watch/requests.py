@@ -15,8 +15,6 @@ from ncclscope.model import Finding, Rank, Run
 from ncclscope.model.snapshot import Stacks
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["RequestWatch", "with_waiting_root"]
-
 
 class RequestWatch:
     """The root of a pending broadcast that waited for requests when it was examined.

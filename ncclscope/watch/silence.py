@@ -13,8 +13,6 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence, verb
 from ncclscope.model import Finding
 
-__all__ = ["HostNews", "notes_on", "outdated", "reserved"]
-
 _SHOWN = 3
 
 

@@ -10,8 +10,6 @@ from ncclscope.model import Run
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["PATIENCE", "StartupWatch", "patient_verdict"]
-
 PATIENCE = 6
 """Ranks may wait for this multiple of a call's seconds at start-up: imports differ by as much."""
 

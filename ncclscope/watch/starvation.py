@@ -9,8 +9,6 @@ from ncclscope.analysis.processes.motion import STARVED
 from ncclscope.procfs import processor_wait
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["Starvation"]
-
 _QUIET = 1.0
 """Seconds without progress after which the wait for a processor is measured."""
 _MEASURED = 2.0

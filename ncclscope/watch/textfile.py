@@ -11,8 +11,6 @@ from ncclscope.model import State
 from ncclscope.private import replace_file
 from ncclscope.watch.poll import Poll
 
-__all__ = ["metrics_text", "poll_samples", "write_textfile"]
-
 
 def write_textfile(path: Path, poll: Poll, *, troubles: int, now: float) -> None:
     """Replace the metrics file atomically.

@@ -12,8 +12,6 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
 
-__all__ = ["TransferWatch"]
-
 POLL_SECONDS = 1.0
 
 

@@ -34,8 +34,6 @@ from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
 from ncclscope.watch.starvation import Starvation
 from ncclscope.watch.transfers import TransferWatch
 
-__all__ = ["Watcher"]
-
 DEFAULT_STALL = 10.0
 _AGAIN = 2.0
 """Seconds between two diagnoses of a moving job whose status is trouble or unknown."""

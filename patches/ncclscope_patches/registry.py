@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ncclscope_patches.probes.probe import Patch
 
-__all__ = ["active", "apply_all", "find", "install_all", "revert_all"]
-
 GROUP = "ncclscope.patches"
 
 _OWN = {

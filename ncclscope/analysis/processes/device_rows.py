@@ -9,8 +9,6 @@ from ncclscope.analysis.wording import call_text, comm_text, ranks_text, replay_
 from ncclscope.model import Call, Communicator, Finding, Rank, Run
 from ncclscope.model.device import DeviceProgress
 
-__all__ = ["DeviceRow", "describe_device", "device_notes", "device_rows"]
-
 _SHOWN = 6
 """Different positions that are listed one by one."""
 

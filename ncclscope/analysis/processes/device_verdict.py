@@ -10,16 +10,6 @@ from functools import partial
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model.snapshot import GpuSample, RasComm, RasRank, Snapshot, Worker
 
-__all__ = [
-    "ALONE_SECONDS",
-    "Reading",
-    "compare_gpus",
-    "compare_ras_counts",
-    "gpu_conditions",
-    "gpu_of",
-    "spins",
-]
-
 ALONE_SECONDS = 10.0
 """Seconds without a call after which GPU load indicates a stall rather than long kernels."""
 SPINNING, QUIET = 95, 1

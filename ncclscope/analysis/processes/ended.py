@@ -11,8 +11,6 @@ from ncclscope.analysis.processes.stack_classes import classify
 from ncclscope.analysis.processes.stack_wording import place_text, seen, waiting_text
 from ncclscope.analysis.wording import ranks_text, sentence
 
-__all__ = ["judge_gone", "judge_stopped", "judge_unread"]
-
 _CONTINUE = "kill -CONT resumes a stopped process"
 
 

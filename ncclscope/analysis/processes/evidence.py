@@ -20,14 +20,6 @@ from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import Snapshot
 
-__all__ = [
-    "Evidence",
-    "absent_ranks",
-    "describe_snapshot",
-    "gather_evidence",
-    "judge_snapshot",
-]
-
 
 @dataclass(frozen=True)
 class Evidence:

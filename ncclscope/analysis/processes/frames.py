@@ -7,22 +7,6 @@ from collections.abc import Sequence
 
 from ncclscope.model.snapshot import Frame
 
-__all__ = [
-    "COLLECTIVES",
-    "INIT_OPS",
-    "POSTED_BY_CPP",
-    "collective_of",
-    "is_library",
-    "is_plumbing",
-    "is_stuck_alone",
-    "program_frame",
-    "runs_own_code",
-    "unrecorded_of",
-    "user_frame",
-    "wait_of",
-    "waited_call",
-]
-
 _HOMES = re.compile(
     r"(?:^|/)(?:torch/distributed(?!/(?:rpc|checkpoint)/)|vllm/distributed|sglang/srt/distributed|"
     r"deepspeed/comm|horovod|megatron/core/(?:tensor|pipeline)_parallel|cupyx/distributed)/"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from ncclscope.analysis.processes.motion import Motion
 
-__all__ = ["HANG_SECONDS", "LONG_GAP", "SENDERS", "Judgement", "unless_idle", "unless_late"]
-
 HANG_SECONDS = 10.0
 """Seconds after which live ranks that have not moved hang; before, they may be late."""
 LONG_GAP = 30.0

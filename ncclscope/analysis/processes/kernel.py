@@ -10,8 +10,6 @@ from ncclscope.analysis.wording import ranks_text, sentence
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import KernelEvent, Snapshot
 
-__all__ = ["kernel_text", "sockets_text", "with_host"]
-
 _RECENT_NS = 3_600_000_000_000
 """Errors of GPUs that are older than this are not why a job hangs now."""
 _SHOWN = 4

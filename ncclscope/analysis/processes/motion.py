@@ -30,16 +30,6 @@ from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 from ncclscope.untrusted import printable
 
-__all__ = [
-    "STARVED",
-    "Motion",
-    "read_engines",
-    "read_motions",
-    "seen_at",
-    "starved",
-    "waits_for_requests",
-]
-
 MANY_SWITCHES = 10.0
 """Context switches per second above which a thread makes progress.
 

@@ -16,8 +16,6 @@ from ncclscope.analysis.wording import call_text, comm_text
 from ncclscope.model import Activity, Call, Rank
 from ncclscope.model.snapshot import Frame
 
-__all__ = ["Position", "Positions", "is_inside_unrecorded"]
-
 UNRECORDED_ACTIVITIES = {
     "ddp_init": "the constructor of DistributedDataParallel",
     "ddp_forward": "the forward of DistributedDataParallel",

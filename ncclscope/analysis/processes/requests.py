@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ncclscope.analysis.processes.frames import user_frame, wait_of
 from ncclscope.model.snapshot import Frame, Stacks, Thread
 
-__all__ = ["is_fed", "waits_in_thread"]
-
 _OWN_THREADS = "ncclscope-"
 
 

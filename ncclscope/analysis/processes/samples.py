@@ -16,17 +16,6 @@ from ncclscope.analysis.processes.frames import (
 )
 from ncclscope.model.snapshot import Frame, Stacks, Worker
 
-__all__ = [
-    "BUSY",
-    "IDLE",
-    "Sample",
-    "change_of",
-    "key_of",
-    "polled",
-    "sample_of",
-    "without_own_code",
-]
-
 BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05

@@ -13,17 +13,6 @@ from ncclscope.analysis.processes.frames import is_library
 from ncclscope.analysis.processes.motion import Motion
 from ncclscope.model.snapshot import Frame
 
-__all__ = [
-    "LineOrder",
-    "StackClass",
-    "TreeNode",
-    "build_tree",
-    "classify",
-    "common_depth",
-    "divergence_of",
-    "order_of",
-]
-
 _NEAR = 1 << 20
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from ncclscope.analysis.processes.stack_classes import StackClass
 from ncclscope.analysis.wording import ranks_text
 
-__all__ = ["place_text", "seen", "starved_text", "waiting_text"]
-
 
 def place_text(group: StackClass) -> str:
     """Return ``ranks 0 1 3 are in all_reduce at hang.py:3 step``."""

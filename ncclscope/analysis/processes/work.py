@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from ncclscope.model.snapshot import Frame
 
-__all__ = ["work_of"]
-
 _ANY = re.compile("")
 _KINDS = (
     # The innermost kind counts: autotuning runs below torch.compile, a download below a loader.

@@ -14,8 +14,6 @@ from ncclscope.model.memory import ListLog
 from ncclscope.model.signature import stretch
 from ncclscope.model.windows import PlacedLog, best_shift
 
-__all__ = ["Divergence", "align_windows", "find_divergence", "first_difference", "side_by_side"]
-
 LOOKAHEAD = 4096
 """Calls after the first difference that are read to find the kind of difference."""
 

@@ -15,8 +15,6 @@ from ncclscope.analysis.sequences.edits import Edit, edits
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 
-__all__ = ["CallColumn", "ColumnCell", "ColumnTable", "align_columns", "transfer_columns"]
-
 Slot = tuple[int, int, int]
 """Row of a call: the reference's call, 0 if inserted before it or 1 if matched, and an index."""
 

@@ -9,8 +9,6 @@ from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.wording import ranks_text, same_part
 from ncclscope.model import Call, Communicator
 
-__all__ = ["Difference"]
-
 _REASONS = {
     "other communicators": "another communicator's majority identifies the diverging ranks",
     "habit": "{suspect} broke the pattern of calls that both ranks had repeated until then",

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-__all__ = ["Edit", "block_edits", "cost_of", "edits", "grouped", "levels", "reordered", "way_back"]
-
 MOST = 400
 """Differing calls after which two sequences are taken to have nothing in common."""
 

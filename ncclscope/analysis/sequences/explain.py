@@ -18,8 +18,6 @@ from ncclscope.analysis.sequences.replays import block_at, replay_edits
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 
-__all__ = ["EditExplanation", "explain"]
-
 Side = tuple[Rank, CallLog]
 ONE_FOR_ANOTHER = Edit(0, 1, 0, 1, 0)
 

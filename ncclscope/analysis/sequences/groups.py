@@ -10,8 +10,6 @@ from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import Tail
 
-__all__ = ["GroupSwap", "part_outside_groups"]
-
 LONGEST = 1024
 """Maximum number of calls of one group that are read."""
 

@@ -17,22 +17,6 @@ from typing import TypeVar
 from ncclscope.model import Call
 from ncclscope.model.log import CallLog
 
-__all__ = [
-    "IN_STEP",
-    "PAST",
-    "Habit",
-    "are_variants",
-    "came_from_there",
-    "expected_next",
-    "follows",
-    "habit_of",
-    "in_step",
-    "is_due",
-    "is_resized",
-    "skipped_block",
-    "usual_next",
-]
-
 PAST = 2048
 """Past calls that are searched."""
 

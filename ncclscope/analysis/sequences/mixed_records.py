@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ncclscope.model import Communicator
     from ncclscope.model.log import CallLog
 
-__all__ = ["ReducedLog", "lacks_reduction", "reduce_mixed", "reduced_keys", "reduced_logs"]
-
 _REDUCING_OPS = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatterv"})
 _SEVERAL_LAUNCHES = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
 """Operations that torch carries out as several launches of NCCL's, each recorded by the plugin."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.difference import Difference
 
-__all__ = ["Block", "OtherGraph", "block_at", "calls_on", "other_graph", "replay_edits"]
-
 LOOKAHEAD = 4096
 """Calls after a replay that are compared to find whether the replay was skipped."""
 

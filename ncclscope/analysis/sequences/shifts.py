@@ -23,8 +23,6 @@ from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 
-__all__ = ["LINES", "Shift", "Track", "expected", "find_shift", "first_other_line", "tracks_of"]
-
 Tokens = npt.NDArray[np.int64]
 
 LINES = "the lines they came from"

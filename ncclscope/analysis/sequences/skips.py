@@ -27,8 +27,6 @@ from ncclscope.model.log import CallLog
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
 
-__all__ = ["find_skips", "trace_back"]
-
 MOST_COUNTS = 16
 """Different numbers of calls on a communicator, beyond which its members are merely running."""
 MOST_COMMS = 1 << 10

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import newest_of
 
-__all__ = ["LeftOrder", "left_order"]
-
 _BEFORE = 3
 """Steps with the same calls that make a pattern."""
 _MOST_CALLS = 4096

@@ -18,8 +18,6 @@ from ncclscope.analysis.sequences.shifts import Shift
 from ncclscope.model import Call, Rank, Step
 from ncclscope.model.log import CallLog
 
-__all__ = ["broke_rhythm", "step_of", "steps_apart"]
-
 _ITEM = "the steps they belong to"
 
 _LEAST = 3

@@ -37,8 +37,6 @@ from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail
 from ncclscope.model.windows import best_shift
 
-__all__ = ["AssumedCall", "Survived", "after_survived", "find_further", "find_survived"]
-
 WINDOW = 4096
 """Calls at the end of a log, and after a difference, that are compared again."""
 FARTHEST = 1 << 16

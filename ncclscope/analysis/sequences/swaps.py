@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.difference import Difference
 
-__all__ = ["Swap", "find_swaps"]
-
 
 @dataclass(frozen=True)
 class Swap:

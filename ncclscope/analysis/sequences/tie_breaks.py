@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ncclscope.model import Call
     from ncclscope.model.log import CallLog
 
-__all__ = ["broke_pattern", "is_new_to_all", "majority_of_kind", "suspect_of_pair"]
-
 
 def majority_of_kind(records: Records, divergence: Divergence) -> tuple[int, ...] | None:
     """Return the group whose call equals that of most communicators of the same kind.

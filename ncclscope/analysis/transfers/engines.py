@@ -12,8 +12,6 @@ from typing import Any
 from ncclscope.model import Rank, Run, Transfer
 from ncclscope.untrusted import number, printable, text
 
-__all__ = ["End", "Engines", "Joined", "KvEngine"]
-
 _ORDER = {"failed": 0, "expired": 1, "waiting": 2, "started": 3, "completed": 4}
 MOST_LISTED = 64
 """Transfers that have not ended and are listed one by one."""

@@ -11,8 +11,6 @@ from ncclscope.analysis.wording import plural
 from ncclscope.model import Rank, Transfer
 from ncclscope.untrusted import printable
 
-__all__ = ["Reason", "Thresholds", "find_reason"]
-
 HANDSHAKE_SECONDS = 5
 """Timeout of NIXL's handshake in vLLM."""
 _MOST_SHOWN = 3

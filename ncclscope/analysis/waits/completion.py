@@ -9,8 +9,6 @@ from ncclscope.model import Call, Rank, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS, CREATION_OPS
 
-__all__ = ["first_pending", "held_in", "last_states", "reports_completion", "was_left"]
-
 PENDING = 512
 """Calls at the end of a log whose states are read."""
 NEAR = 8

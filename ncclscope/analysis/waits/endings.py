@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
     from ncclscope.analysis.waits.waits import Waits
 
-__all__ = [
-    "ended_by",
-    "ended_by_peers",
-    "failed",
-    "failed_inside",
-    "interrupted_after",
-    "is_last",
-    "lost_by_peers",
-    "lost_store",
-    "status_of",
-    "store_host",
-    "timed_out",
-    "timed_out_in_transfer",
-    "was_interrupted",
-]
-
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
 _OF_OTHERS = ("TimeoutError", "queue.Empty", "subprocess.TimeoutExpired")

@@ -20,8 +20,6 @@ from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 
-__all__ = ["counterpart", "dead_workers", "describe_steps", "is_idle", "was_killed"]
-
 _SHOWN = 6
 """Different steps that are listed one by one."""
 _COMPARED = 64

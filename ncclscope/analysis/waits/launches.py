@@ -9,8 +9,6 @@ from ncclscope.analysis.wording import comm_text, plural
 from ncclscope.model import Run
 from ncclscope.untrusted import printable
 
-__all__ = ["contention"]
-
 
 def contention(run: Run, here: PendingCall, there: PendingCall) -> tuple[tuple[str, ...], str]:
     """Return what is recorded of how two libraries launch, and what follows for their calls.

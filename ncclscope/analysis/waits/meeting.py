@@ -14,8 +14,6 @@ from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
 from ncclscope.untrusted import printable
 
-__all__ = ["Disagreement", "disagreements", "world_sizes"]
-
 
 @dataclass(frozen=True)
 class Disagreement:

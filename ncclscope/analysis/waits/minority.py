@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
     from ncclscope.analysis.waits.waits import PendingCall
 
-__all__ = [
-    "Sides",
-    "dependants",
-    "describe_sides",
-    "describe_wait",
-    "is_stray",
-    "take_sides",
-    "waiting_in",
-]
-
 
 @dataclass(frozen=True)
 class Sides:

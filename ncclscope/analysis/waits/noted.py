@@ -24,27 +24,6 @@ from ncclscope.model.activities import (
 )
 from ncclscope.untrusted import printable
 
-__all__ = [
-    "Noted",
-    "doing",
-    "doing_in_common",
-    "given_up",
-    "key_awaited",
-    "key_of",
-    "last_key_line",
-    "lasting",
-    "note_lines",
-    "polled",
-    "raised",
-    "raised_line",
-    "seconds_of",
-    "spelled",
-    "store_action",
-    "timeout_lines",
-    "timeout_text",
-    "wait_for_keys",
-]
-
 _AT_WORK = (COMPILE, LOAD)
 _WAITING = (INIT, COMM_INIT, STORE_WAIT)
 _SHOWN = 160

@@ -32,8 +32,6 @@ from ncclscope.model import Call, Communicator, Finding, Rank, State
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = ["OpenTransfer", "is_in_transfer", "may_come", "open_transfers", "unanswered"]
-
 _KIND = "p2p_mismatch"
 _OTHER_SIDE = {"send": "recv", "recv": "send"}
 _LACKS = {"send": "receive", "recv": "send"}

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from ncclscope.model import Call, Rank, Run
 from ncclscope.model.log import CallLog
 
-__all__ = ["Moment", "Order", "made_before"]
-
 
 @dataclass(frozen=True)
 class Moment:

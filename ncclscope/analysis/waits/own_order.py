@@ -14,8 +14,6 @@ from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import comm_text
 from ncclscope.model import Call, Rank
 
-__all__ = ["broken_orders"]
-
 
 def broken_orders(case: Case, cycle: tuple[int, ...]) -> Iterable[str]:
     """Say which ranks of a cycle wait in a call before which they had always posted another.

@@ -6,8 +6,6 @@ from itertools import pairwise
 
 from ncclscope.analysis.case import Case
 
-__all__ = ["is_as_slow_as_ever"]
-
 _CALLS = 17
 """Newest calls whose distances count; earlier, the job may have run faster or slower."""
 _OFTEN = 3

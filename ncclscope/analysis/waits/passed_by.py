@@ -14,8 +14,6 @@ from ncclscope.analysis.waits.completion import reports_completion
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Call, Communicator, Rank, State
 
-__all__ = ["came_past", "passed_by"]
-
 _ASKED = 64
 """Ranks that have posted a call of which one has to wait in it."""
 

@@ -21,8 +21,6 @@ from ncclscope.analysis.waits.waits import Waits
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import newest_of
 
-__all__ = ["WINDOWS", "PostingOrder", "order_of"]
-
 WINDOWS = (8192, 1024)
 """Calls of a rank on a communicator that are simulated, fewer in a large job."""
 LARGE = 64

@@ -12,8 +12,6 @@ from ncclscope.analysis.wording import plural
 from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import QueueState
 
-__all__ = ["Unread", "unread_blocks"]
-
 _WRITER = -1
 
 

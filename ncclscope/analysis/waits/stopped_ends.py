@@ -12,8 +12,6 @@ from ncclscope.model import Finding
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = ["stopped_end"]
-
 
 def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Finding | None:
     """Return a finding on the ranks that cannot post their half; None if all processes run.

@@ -26,23 +26,6 @@ from ncclscope.model.signature import P2P_OPS
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = [
-    "Pair",
-    "StuckTransfer",
-    "fits",
-    "has_tags",
-    "is_led_elsewhere",
-    "is_partial",
-    "is_stopped",
-    "matched_waits",
-    "pairs",
-    "proof_of",
-    "short_rank",
-    "stuck_transfers",
-    "waiting_cycle",
-]
-
-
 STOPPED_SECONDS = 5.0
 """How much earlier than others' the heartbeat of a process that is stopped or dead ended."""
 

@@ -26,8 +26,6 @@ from ncclscope.analysis.wording import (
 from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
 
-__all__ = ["ANALYZER", "left_inside", "lost_connections", "waiting_unrecorded"]
-
 ANALYZER = "decision"
 
 _LOST = re.compile(

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from ncclscope.analysis.waits.waits import PendingCall, Waits
 from ncclscope.model import Call, Communicator, Finding, Run
 
-__all__ = ["Link", "WaitGroup", "WaitPicture", "draw_waits"]
-
 MOST_PLACES = 20
 """Nodes beyond which groups are merged further, by the kind of their communicator."""
 

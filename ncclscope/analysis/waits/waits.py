@@ -23,8 +23,6 @@ from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import CREATION_OPS, ROOTED_OPS
 
-__all__ = ["PendingCall", "Waits"]
-
 
 @dataclass(frozen=True)
 class PendingCall:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from ncclscope.analysis.case import Case
 
-__all__ = ["is_silent", "may_come", "what_keeps"]
-
 
 def what_keeps(case: Case, rank: Rank) -> str:
     """Return what keeps a rank from a call, to follow its name."""

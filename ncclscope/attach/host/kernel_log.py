@@ -22,8 +22,6 @@ from ncclscope.model.snapshot import KernelEvent, Source
 from ncclscope.procfs import pid_namespace
 from ncclscope.untrusted import printable
 
-__all__ = ["KMSG", "parse_log", "read_kernel_log", "with_kernel_log"]
-
 KMSG = Path("/dev/kmsg")
 NAME = "kernel log"
 

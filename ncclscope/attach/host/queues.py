@@ -18,8 +18,6 @@ from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import QueueState
 from ncclscope.untrusted import integer, number, open_regular
 
-__all__ = ["read_queue", "with_queues"]
-
 _NAME = re.compile(r"/?(psm_[0-9a-f]{1,32})")
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_QUEUES = 64

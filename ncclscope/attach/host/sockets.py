@@ -15,8 +15,6 @@ from pathlib import Path
 
 from ncclscope.model.snapshot import Source, Worker
 
-__all__ = ["lost_peers", "socket_source"]
-
 NAME = "sockets"
 
 _MOST_DESCRIPTORS = 4096

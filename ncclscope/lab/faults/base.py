@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = ["Fault"]
-
 
 class Fault:
     """Nothing goes wrong.

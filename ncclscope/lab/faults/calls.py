@@ -12,16 +12,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = [
-    "AddedCall",
-    "CapturedCall",
-    "OrderSwap",
-    "ReorderedGroup",
-    "SkippedCall",
-    "WrongPeer",
-    "ZeroTokenSkip",
-]
-
 
 class SkippedCall(Fault):
     """The rank skips one all_reduce of its replica and goes on.

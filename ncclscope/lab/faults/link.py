@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = ["SilentLink"]
-
 _SO_ATTACH_FILTER = 26
 _RETURN_CONSTANT = 0x06
 """BPF instruction: accept a constant number of bytes of the packet."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = ["StaleSizes", "WrongDtype", "WrongOp", "WrongRedop", "WrongRoot", "WrongSize"]
-
 
 class _WrongReduction(Fault):
     """Base class of faults that replace the all_reduce after the experts of one layer.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = ["FrozenRank", "KilledRank", "SleepingRank"]
-
 
 class _Absence(Fault):
     """Base class of faults in which a rank stops before the attention of one layer."""

@@ -21,8 +21,6 @@ from ncclscope.readers.flight_recorder.group import (
 )
 from ncclscope.untrusted import integer, text
 
-__all__ = ["Dump", "DumpBuilder"]
-
 _STATES = {state.word: state for state in State}
 _STAMPS = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _CHECK_EVERY = 32

@@ -15,8 +15,6 @@ from ncclscope.model import State
 from ncclscope.model.signature import MASK, P2P_OPS, VECTOR_OPS, canonical_op, extend, sign
 from ncclscope.untrusted import integers, text
 
-__all__ = ["Entry", "Posted", "posted", "together"]
-
 MAX_DIMENSIONS = 64
 MAX_TENSORS = 1 << 12
 _MOST_FIELDS = 64

@@ -11,8 +11,6 @@ from ncclscope.readers.budget import Budget
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.untrusted import MAX_RANKS, integer, integers, parse, text
 
-__all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_of", "tells"]
-
 MAX_SEQ = 1 << 62
 _LONGEST_RANKS = 1 << 23
 """Longest list of ranks, in characters: enough for the largest job."""

@@ -21,8 +21,6 @@ from ncclscope.readers.flight_recorder.group import Group, Held
 from ncclscope.readers.flight_recorder.log import DumpLog, LazyCalls
 from ncclscope.readers.flight_recorder.reader import Dump
 
-__all__ = ["settle"]
-
 _WORLD = "default_pg"
 _NAMELESS = ("", "undefined")
 _AT_ONCE_NS = 250_000_000

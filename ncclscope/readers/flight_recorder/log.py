@@ -16,8 +16,6 @@ from ncclscope.model.sites import OWN, PLUMBING, Sites
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.untrusted import integer, text
 
-__all__ = ["DumpLog", "LazyCalls"]
-
 MAX_FRAMES = 128
 _SHARED = (
     *("op", "dtype", "peer", "numel", "shape", "sizes", "out_sizes", "out_shape", "signature"),

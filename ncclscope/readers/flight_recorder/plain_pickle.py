@@ -21,8 +21,6 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.readers.budget import Budget
 from ncclscope.resources import without_collection
 
-__all__ = ["load_plain"]
-
 _PUT = rb"(?:q.|r..[\x00-\x3f]\x00)"  # BINPUT LONG_BINPUT, its index kept below four million
 _MEMOIZE = rb"\x94"
 _GET = rb"(?:h.|j....)"  # BINGET LONG_BINGET

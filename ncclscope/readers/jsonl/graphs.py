@@ -14,8 +14,6 @@ from ncclscope.model.graphs import Graph, Replay
 from ncclscope.model.signature import MASK
 from ncclscope.untrusted import integer, integers, number, text
 
-__all__ = ["MOST", "fields_of", "line_of", "read", "read_replay"]
-
 MOST = 1 << 16
 """Maximum number of graphs read per process."""
 _LARGEST = 1 << 62

@@ -29,8 +29,6 @@ from ncclscope.readers.jsonl import graphs as jsonl_graphs
 from ncclscope.readers.jsonl import transfers as jsonl_transfers
 from ncclscope.readers.unpacked import Unpacked
 
-__all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
-
 VERSION = 1
 MAX_LINE = 1 << 20
 """Longest line to read, in bytes: an untrusted file must not fill the memory."""

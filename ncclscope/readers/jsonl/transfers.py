@@ -14,8 +14,6 @@ from ncclscope.model import Transfer
 from ncclscope.model.transfer import STATES
 from ncclscope.untrusted import number, text
 
-__all__ = ["MOST", "Transfers", "add_waiting", "line_of"]
-
 MOST = 1 << 16
 """Maximum number of transfers kept per process."""
 _DONE = frozenset({"done", "complete", "finished"})

@@ -25,8 +25,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["decode", "decode_member", "is_signable", "short_sites"]
-
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
 _ROOTLESS = CREATION_OPS | EXPERT_OPS | SYMMETRIC_OPS

@@ -17,8 +17,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer, open_regular
 
-__all__ = ["MANY", "without_long_over"]
-
 MANY = 1000
 """Up to this number of rings, all are read: a job may have this many ranks."""
 SLACK_NS = 600 * 10**9

@@ -31,8 +31,6 @@ from ncclscope.untrusted import integer, number, rank_number, text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CommCursor", "LastCall", "RingCursor"]
-
 KEPT = 4096
 """Running hashes kept per communicator, a power of two."""
 TAIL = 16

@@ -17,8 +17,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["device_progress", "known_states", "read_progress", "with_states"]
-
 _EARLY_NS = 1_000_000_000
 """GPU times this much before the process's start or after its last heartbeat are discarded."""
 

@@ -18,8 +18,6 @@ from ncclscope.model.log import CallLog
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE, Records
 
-__all__ = ["Distinct", "distinct_calls", "distinct_records"]
-
 _FIELDS = ("op", "dtype", "redop", "ndim", "fixed", "root", "sizes", "out", "shape", "numel")
 """Fields of a record that describe its call, without position, time and state."""
 

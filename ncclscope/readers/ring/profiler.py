@@ -11,8 +11,6 @@ from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer, number, parse_object, rank_number
 
-__all__ = ["ProfilerNotes", "profiler_notes"]
-
 _REPLAYS = (
     "replays of CUDA graphs are not seen: NCCL reported their calls once, when they were captured"
 )

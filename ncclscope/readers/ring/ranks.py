@@ -40,8 +40,6 @@ from ncclscope.untrusted import (
     texts,
 )
 
-__all__ = ["RingLog", "communicators", "is_alive", "log_of", "read_ring"]
-
 _LIVELY_NS = 60_000_000_000
 """A process with a heartbeat in the last minute may still write."""
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from ncclscope.ring.image import RECORD_DTYPE, Records
 from ncclscope.ring.reader import CHUNK, RingFile, RingMarks, bracket, collectives
 
-__all__ = ["CommRecords"]
-
 
 class CommRecords:
     """The collectives of one communicator in a ring file.

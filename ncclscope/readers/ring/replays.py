@@ -23,8 +23,6 @@ from ncclscope.ring.graph_tables import Listed
 from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["Expansion", "RingGraphs"]
-
 
 class Expansion:
     """Calls ``start`` to ``stop - 1`` of a communicator.

@@ -15,8 +15,6 @@ from ncclscope.ring.reader import CHUNK, RingFile
 
 _STEP_OR_UNSENT = layout.FIXED_STEP | layout.FIXED_UNSENT
 
-__all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "activities", "transfers"]
-
 What = TypeVar("What")
 
 STEP_CHUNKS = 4

@@ -9,8 +9,6 @@ from ncclscope.ring.image import RingImage
 from ncclscope.ring.transfers import unpack_transfer
 from ncclscope.untrusted import text
 
-__all__ = ["engine_transfers", "lost_transfers"]
-
 _ATTEMPTS = 3
 
 

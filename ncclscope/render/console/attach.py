@@ -29,8 +29,6 @@ from ncclscope.render.console.blocks import (
 from ncclscope.render.console.transfers import transfer_block
 from ncclscope.render.console.verdict import render_verdict, verdict_panel
 
-__all__ = ["render_attach", "stretch_of", "where_text"]
-
 _LIBRARIES = re.compile(r"nccl|c10d|gloo", re.IGNORECASE)
 """Native threads are shown if they belong to one of these communication libraries."""
 _INNERMOST = 5

@@ -12,23 +12,6 @@ from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Finding
 from ncclscope.untrusted import printable
 
-__all__ = [
-    "COLOURS",
-    "add_row",
-    "cause_panel",
-    "coverage_block",
-    "duration",
-    "item",
-    "knowledge",
-    "plain_table",
-    "right",
-    "section",
-    "status_panel",
-    "unwrapped",
-    "who_text",
-    "wrapped",
-]
-
 COLOURS = {
     "ok": "green",
     "incomplete": "yellow",

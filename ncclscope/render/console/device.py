@@ -12,8 +12,6 @@ from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Run
 from ncclscope.render.console import blocks
 
-__all__ = ["device_block"]
-
 MANY = 24
 """Rows above which only those with a pending call are shown."""
 

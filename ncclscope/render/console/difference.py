@@ -15,8 +15,6 @@ from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
 from ncclscope.parity.hunks import HunkRow, rows
 from ncclscope.render.console.blocks import right, unwrapped, wrapped
 
-__all__ = ["render_difference", "render_rows"]
-
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call, not below it."""
 MANY = 8

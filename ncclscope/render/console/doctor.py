@@ -10,8 +10,6 @@ from rich.text import Text
 from ncclscope.doctor.check import Check
 from ncclscope.render.console.blocks import plain_table, right, unwrapped, wrapped
 
-__all__ = ["render_checks"]
-
 _SIGNS = {
     "ok": ("ok", "green"),
     "off": ("-", "dim"),

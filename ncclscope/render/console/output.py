@@ -16,8 +16,6 @@ from ncclscope.render.console.watch import one_line
 from ncclscope.stamp import stamped
 from ncclscope.watch.poll import Poll
 
-__all__ = ["Explanations", "Lines", "Output"]
-
 
 class Output(contextlib.AbstractContextManager["Output"]):
     """Interface that shows samples of a job and waits between them."""

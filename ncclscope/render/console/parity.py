@@ -11,8 +11,6 @@ from ncclscope.parity.report import Mismatch, Report
 from ncclscope.render.console.difference import render_rows
 from ncclscope.render.console.verdict import render_verdict
 
-__all__ = ["render_baseline_part", "render_report"]
-
 _OUTCOMES = {
     "same": "the same calls",
     "differs": "not the same calls",

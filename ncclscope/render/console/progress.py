@@ -12,8 +12,6 @@ from rich.console import Console
 from ncclscope.progress import watched
 from ncclscope.render.console.terminal import stderr_console
 
-__all__ = ["SHOWN_AFTER", "progress_for", "shown_progress"]
-
 SHOWN_AFTER = 1.0
 """Seconds of work before a bar appears."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from ncclscope.analysis.verdict import Neighbourhood
 from ncclscope.model import Call, Finding
 
-__all__ = ["aligned_sides", "differ_by_shape", "differ_by_site", "shown_groups"]
-
 
 def aligned_sides(
     near: Neighbourhood, cause: Finding

@@ -10,9 +10,6 @@ from rich.segment import Segment
 
 from ncclscope.untrusted import printable
 
-__all__ = ["SafeConsole", "plain_text", "stderr_console", "stdout_console"]
-
-
 _PLAIN = str.maketrans("−–·…→←×≤≥│─╭╮╰╯├┤", "---.><x<>|-++++++")
 """What terminals show that know ASCII only, each as wide as what it replaces."""
 

@@ -12,8 +12,6 @@ from ncclscope.model import Run, Transfer
 from ncclscope.render.console import blocks
 from ncclscope.untrusted import printable
 
-__all__ = ["transfer_block"]
-
 MANY = 8
 """Transfers shown."""
 

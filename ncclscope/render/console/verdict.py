@@ -24,8 +24,6 @@ from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_
 from ncclscope.render.console.transfers import transfer_block
 from ncclscope.untrusted import printable
 
-__all__ = ["input_facts", "print_screen", "print_verdict", "render_verdict", "verdict_panel"]
-
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call."""
 NAME_COLUMNS, COMM_COLUMNS = 48, 56

@@ -23,8 +23,6 @@ from ncclscope.render.tui.entries import comm_label, last_text
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 
-__all__ = ["one_line", "render_poll"]
-
 _NAME_COLUMNS, _COMM_COLUMNS = 24, 44
 """Terminal columns that a rank and each of its communicators take in one row."""
 _OTHER_LINES = 10

@@ -22,8 +22,6 @@ from ncclscope.model import Call, Communicator, State
 from ncclscope.model.log import newest_of
 from ncclscope.render.console.sides import differ_by_shape, differ_by_site
 
-__all__ = ["Calls", "page_data"]
-
 MOST_CELLS = 9000
 """Calls in all alignments together; further communicators are left out."""
 MOST_EVENTS = 9000

@@ -29,8 +29,6 @@ from ncclscope.render.console.verdict import input_facts
 from ncclscope.render.html.data import page_data
 from ncclscope.render.html.graph import draw_graph
 
-__all__ = ["build_document"]
-
 MANY = 16
 """Ranks above which equal rows are merged into one that can be expanded."""
 MOST_COLUMNS = 4

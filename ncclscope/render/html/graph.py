@@ -10,8 +10,6 @@ from ncclscope.analysis.waits.wait_groups import Link, WaitGroup, WaitPicture
 from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model.ties import grouped
 
-__all__ = ["draw_graph"]
-
 BOX = (212, 66)
 """Width and height of a box in pixels."""
 GAP = (28, 64)

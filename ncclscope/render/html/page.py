@@ -23,8 +23,6 @@ from ncclscope.render.console.verdict import render_verdict
 from ncclscope.render.html.document import build_document
 from ncclscope.untrusted import printable
 
-__all__ = ["FIRST", "render_html"]
-
 FIRST = "<!doctype html>\n<!-- ncclscope report -->"
 """First lines of each page, by which a report is recognised."""
 LONGEST = 2000

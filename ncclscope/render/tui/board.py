@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Board"]
-
 _LISTS = ("ranks", "comms")
 
 

@@ -15,13 +15,6 @@ from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, cropped, table
 
-__all__ = [
-    "comm_calls",
-    "event_lines",
-    "help_lines",
-    "rank_calls",
-]
-
 
 def rank_calls(entry: RankEntry, calls: Sequence[Call], width: int) -> list[Line]:
     """Return the last calls of a rank, under their headings.

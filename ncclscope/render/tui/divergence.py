@@ -15,8 +15,6 @@ from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 from ncclscope.untrusted import printable
 
-__all__ = ["divergence_lines"]
-
 _NARROW_GROUPS, _WIDE_GROUPS = 2, 4
 """Groups of ranks shown side by side."""
 _ABSENT = "-"

@@ -12,15 +12,6 @@ from ncclscope.readers.ring.cursor import LastCall, RingCursor
 from ncclscope.untrusted import printable, texts
 from ncclscope.watch.poll import Poll
 
-__all__ = [
-    "CommEntry",
-    "RankEntry",
-    "comm_entries",
-    "comm_label",
-    "last_text",
-    "rank_entries",
-]
-
 _QUIET_MARKED = 1.0
 """Seconds without progress after which a rank that is behind gets a mark."""
 

@@ -15,8 +15,6 @@ from ncclscope.render.console.watch import one_line
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 
-__all__ = ["Event", "Events"]
-
 _KEPT = 1000
 
 

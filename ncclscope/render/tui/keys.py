@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Keys"]
-
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~])")
 _BEGUN = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
 _LONGEST = 64

@@ -11,8 +11,6 @@ from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label, last_
 from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, table
 
-__all__ = ["WIDE", "comm_lines", "place_text", "rank_lines"]
-
 WIDE = 110
 """Width in cells from which additional columns are shown."""
 _COMM_CELLS = 13

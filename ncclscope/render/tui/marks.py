@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MARKS"]
-
 MARKS = {
     "!": ("named by the verdict", "bold red"),
     "?": ("candidate of the verdict", "red"),

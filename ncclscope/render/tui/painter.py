@@ -13,8 +13,6 @@ from rich.cells import get_character_cell_size
 
 from ncclscope.render.tui.spans import Line
 
-__all__ = ["Painter"]
-
 Cell = tuple[str, str]
 """Character and style of one cell; the second cell of a wide character is empty."""
 

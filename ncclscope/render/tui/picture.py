@@ -26,8 +26,6 @@ from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 
-__all__ = ["Picture"]
-
 _TALL = 40
 """Terminal lines from which the log has a pane of its own."""
 _LOGGED = 5

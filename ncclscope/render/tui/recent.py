@@ -6,8 +6,6 @@ from ncclscope.errors import NcclscopeError
 from ncclscope.model import Call
 from ncclscope.readers.ring.cursor import RingCursor
 
-__all__ = ["RecentCalls"]
-
 _AGAIN = 1.0
 """Seconds between two readings of a rank that moves."""
 

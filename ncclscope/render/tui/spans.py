@@ -14,8 +14,6 @@ from rich.style import Style as RichStyle
 
 from ncclscope.untrusted import printable
 
-__all__ = ["Column", "Line", "Span", "aligned_right", "cropped", "drawn", "rule", "table", "width"]
-
 Span = tuple[str, str]
 """A text and its style, words such as ``bold red`` that :mod:`.painter` knows."""
 Line = list[Span]

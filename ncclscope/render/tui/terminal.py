@@ -21,8 +21,6 @@ from typing import Any
 
 from ncclscope.render.tui.keys import Keys
 
-__all__ = ["Terminal", "is_usable"]
-
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[2J"
 """Switch to the alternate screen, without a cursor."""
 _LEAVE = b"\x1b[?25h\x1b[?1049l"

@@ -22,8 +22,6 @@ from ncclscope.render.tui.terminal import Terminal
 from ncclscope.watch.poll import Poll
 from ncclscope.watch.watch import Watcher
 
-__all__ = ["LiveView"]
-
 _REDRAWN = 0.5
 """Seconds between two screens of which only numbers differ."""
 

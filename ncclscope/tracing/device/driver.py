@@ -14,8 +14,6 @@ from typing import Any
 
 from ncclscope.tracing.device.kernel import NAME, PTX
 
-__all__ = ["Attacher", "Driver", "DriverError", "Launcher", "Tail"]
-
 Launcher = Callable[[int], int]
 """Launch a kernel on a stream, given by its handle; return the driver's result, 0 for success."""
 

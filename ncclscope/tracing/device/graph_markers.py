@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
     from ncclscope.tracing.graphs import GraphCapture
 
-__all__ = ["GraphMarkers", "Placement"]
-
 
 class _Counted(Protocol):
     """The markers of one communicator."""

@@ -13,8 +13,6 @@ In CUDA C, for ``place`` in host memory::
 
 from __future__ import annotations
 
-__all__ = ["COUNT_BYTES", "NAME", "PTX"]
-
 NAME = b"ncclscope_mark"
 COUNT_BYTES = 8192
 """Bytes of all counts: two of 8 bytes for each of 512 communicators."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ncclscope.tracing.graphs import GraphCapture
     from ncclscope.tracing.host import Host
 
-__all__ = ["DeviceMarks", "Marks"]
-
 _COUNT_SIZE = 16
 """Bytes of one communicator's counts: finished and entered."""
 _FINISHED, _LAUNCHED = 0, layout.SLOT_LAUNCHED // 8

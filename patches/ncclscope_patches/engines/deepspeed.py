@@ -14,9 +14,6 @@ from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["DeepSpeedGrid", "DeepSpeedGroups", "DeepSpeedSequence", "DeepSpeedSteps"]
-
-
 # The first name of a group is its label, so the wider roles come last.
 _GROUPS = {
     "_TENSOR_MODEL_PARALLEL_GROUP": "tp",

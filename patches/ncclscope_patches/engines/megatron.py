@@ -9,9 +9,6 @@ from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["MegatronGroups", "MegatronSteps"]
-
-
 _NAMES = {
     "CONTEXT_PARALLEL_GROUP": "cp",
     "DATA_PARALLEL_GROUP": "dp",

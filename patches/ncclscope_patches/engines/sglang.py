@@ -14,9 +14,6 @@ from ncclscope_patches.startup.groups import comm_size
 from ncclscope_patches.vllm import pynccl
 from ncclscope_patches.vllm.groups import name_groups
 
-__all__ = ["SglangGroups", "SglangPyNcclProbe", "SglangSteps"]
-
-
 _PLACES = ("tp", "attn_tp", "attn_cp", "dcp", "moe_dp", "moe_ep", "moe_tp", "pp")
 """Groups in which a rank has a place, by the variable of SGLang that holds them."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from ncclscope.tracing import session
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["StepPatch"]
-
 
 class StepPatch(Note):
     """Records where a step of an engine begins: the calls that follow belong to it."""

@@ -17,8 +17,6 @@ from ncclscope.errors import DispatchError
 from ncclscope.model.ties import grouped
 from ncclscope_patches.moe_dispatch.groups import RowGroup
 
-__all__ = ["agree"]
-
 _DIGEST, _LENGTH, _WRONG, _ROWS = range(4)
 
 

@@ -12,8 +12,6 @@ from ncclscope_patches.moe_dispatch.groups import ExpertGroups, pad_rows
 from ncclscope_patches.moe_dispatch.placement import ExpertPlacement
 from ncclscope_patches.moe_dispatch.strategies import STRATEGIES, Dispatched
 
-__all__ = ["MoEDispatcher"]
-
 Experts = Callable[[Dispatched], torch.Tensor]
 """Return the output of a rank's own experts for each row, weighted and summed, `[rows, hidden]`."""
 

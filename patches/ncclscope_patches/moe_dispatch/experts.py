@@ -9,8 +9,6 @@ import torch
 
 from ncclscope_patches.moe_dispatch.strategies import Dispatched
 
-__all__ = ["LocalExperts"]
-
 
 @dataclass(eq=False)
 class LocalExperts:

@@ -14,8 +14,6 @@ from torch.distributed import ProcessGroup
 
 from ncclscope.errors import UsageError
 
-__all__ = ["ExpertGroups", "RowGroup", "pad_rows"]
-
 # Newer names of all_gather_into_tensor and reduce_scatter_tensor, which torch 2.13 deprecates.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ncclscope.errors import UsageError
 
-__all__ = ["ExpertPlacement", "sequence_chunk"]
-
 
 @dataclass(frozen=True)
 class ExpertPlacement:

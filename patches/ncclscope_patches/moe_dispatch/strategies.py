@@ -24,8 +24,6 @@ import torch
 from ncclscope_patches.moe_dispatch.groups import ExpertGroups, pad_rows
 from ncclscope_patches.moe_dispatch.placement import ExpertPlacement
 
-__all__ = ["NOWHERE", "STRATEGIES", "Always", "DataDependent", "Dispatched", "Sentinel", "Strategy"]
-
 NOWHERE = -1
 """Expert id that means no expert."""
 

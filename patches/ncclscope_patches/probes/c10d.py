@@ -27,8 +27,6 @@ from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import COMPLETED, Handle
 from ncclscope_patches.probes.works import Posted
 
-__all__ = ["C10dProbe"]
-
 _HELPER = (
     *("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
 )

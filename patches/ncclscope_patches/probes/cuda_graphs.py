@@ -19,8 +19,6 @@ from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes import device_streams
 from ncclscope_patches.probes.probe import Patch
 
-__all__ = ["CudaGraphProbe"]
-
 _Captured = tuple[Any, Tracer, GraphCapture]
 
 

@@ -24,8 +24,6 @@ from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.probes.recording import NOBODY
 
-__all__ = ["DdpNote"]
-
 _CALLER = 2
 """Frames from a hook to the caller of the function that it guards."""
 

@@ -17,22 +17,6 @@ if TYPE_CHECKING:
     from ncclscope.tracing.device.markers import Marks
     from ncclscope.tracing.graphs import GraphCapture
 
-__all__ = [
-    "NOWHERE_YET",
-    "STREAM_UNKNOWN",
-    "Place",
-    "Where",
-    "checked",
-    "current_stream",
-    "end_group",
-    "finish",
-    "finish_replay",
-    "in_groups",
-    "of_tensor",
-    "start",
-    "start_replay",
-]
-
 Place = tuple[int, int]
 """Number of the device in this process, and handle of the stream."""
 

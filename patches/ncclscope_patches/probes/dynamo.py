@@ -10,8 +10,6 @@ from typing import Any
 
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["DynamoSkip"]
-
 _PACKAGES = ("ncclscope", "ncclscope_patches")
 
 

@@ -22,14 +22,6 @@ from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles
 
-__all__ = [
-    "DeepEpElasticProbe",
-    "DeepEpFirstProbe",
-    "DeepEpProbe",
-    "NixlEpCu12Probe",
-    "NixlEpProbe",
-]
-
 _buffers: Counter[str] = Counter()
 """Number of buffers, by key of the group and library."""
 session.on_reset(_buffers.clear)

@@ -19,8 +19,6 @@ from ncclscope_patches.probes.probe import Before, Patch
 from ncclscope_patches.probes.recording import NOBODY, record
 from ncclscope_patches.probes.works import Posted
 
-__all__ = ["FunctionalProbe"]
-
 _getframe = sys._getframe
 _CALLER = 2
 

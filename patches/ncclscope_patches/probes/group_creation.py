@@ -19,8 +19,6 @@ from ncclscope.model import CREATION_SUFFIX
 from ncclscope_patches.probes import process_groups, recording
 from ncclscope_patches.probes.recording import NOBODY, Handle
 
-__all__ = ["Creation", "begin", "end"]
-
 Creation = tuple[Handle, int]
 """A creation in progress: its handle, and the position of its record."""
 

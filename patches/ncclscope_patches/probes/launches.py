@@ -11,8 +11,6 @@ from typing import Any
 
 from ncclscope.tracing import session
 
-__all__ = ["note_cooperative"]
-
 _launches: dict[str, dict[str, int]] = {}
 
 

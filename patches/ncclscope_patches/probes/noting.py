@@ -19,8 +19,6 @@ from ncclscope_patches.probes.probe import Patch
 if TYPE_CHECKING:
     from ncclscope.ring.activity import Slot
 
-__all__ = ["Noted", "put_noting"]
-
 Noted = Callable[[tuple[Any, ...], dict[str, Any]], tuple[str | None, int] | None]
 """Return a detail and a number from a call's arguments; None if it is not to be recorded."""
 

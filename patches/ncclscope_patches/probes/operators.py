@@ -20,8 +20,6 @@ from ncclscope.tracing import scope
 from ncclscope_patches.probes import recording, works
 from ncclscope_patches.probes.probe import After, Before, Patch
 
-__all__ = ["Plan", "guard_operator", "is_plain", "is_real"]
-
 _plain_types: dict[type, bool] = {}
 
 _RETURNED = -1

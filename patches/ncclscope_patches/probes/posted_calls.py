@@ -19,8 +19,6 @@ from ncclscope import native
 from ncclscope_patches.probes.posting import Read, plan
 from ncclscope_patches.probes.recording import redop_name
 
-__all__ = ["NOTING", "READERS", "REDOP_OPTIONS", "first_tensor", "note_redop", "on_cpu"]
-
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 

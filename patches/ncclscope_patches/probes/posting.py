@@ -20,8 +20,6 @@ from ncclscope_patches.probes.device_streams import Where
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, NOWHERE, Handle, Handles
 
-__all__ = ["ALWAYS_SUM", "After", "Read", "plan", "put_posting"]
-
 Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 """Return a call's parameters, in the order of :func:`recording.record`, from its arguments."""
 

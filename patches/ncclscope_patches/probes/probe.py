@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 from ncclscope.errors import DivergenceError
 from ncclscope.tracing import callsite, coverage, session
 
-__all__ = ["After", "Before", "Note", "Patch"]
-
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """Called with a call's arguments before it runs; return a token or None."""
 

@@ -17,21 +17,6 @@ from ncclscope.tracing import session
 from ncclscope_patches.probes.from_cpp import backward
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_captures
 
-__all__ = [
-    "CPU_SUFFIX",
-    "DEVICE_SUFFIX",
-    "begin_world",
-    "c10d",
-    "declare",
-    "global_ranks",
-    "handles",
-    "join_world",
-    "label_of",
-    "name",
-    "of_library",
-    "resolved",
-]
-
 CPU_SUFFIX = "/cpu"
 """Added to the label of a group's second communicator, which is for host memory."""
 

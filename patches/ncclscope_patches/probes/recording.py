@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from ncclscope.tracing.device.markers import Marks
     from ncclscope.tracing.tracer import Comm, Tracer
 
-__all__ = [
-    "COMPLETED",
-    "NOBODY",
-    "NOWHERE",
-    "Handle",
-    "Handles",
-    "is_capturing",
-    "learn",
-    "post_of",
-    "record",
-    "recorder",
-    "redop_name",
-    "watch_captures",
-]
-
 _FIELDS = (
     "op",
     "shape",

@@ -17,8 +17,6 @@ from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, record
 
-__all__ = ["UnevenProbe", "all_gatherv", "reduce_scatterv"]
-
 _CALLER = 2
 """Frames from a ``before`` hook to the caller of the function that it guards."""
 

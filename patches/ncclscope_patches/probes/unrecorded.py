@@ -16,16 +16,6 @@ from ncclscope_patches.probes.from_cpp import dispatcher
 from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.probes.recording import NOBODY
 
-__all__ = [
-    "CompiledNote",
-    "CupyNote",
-    "MpiNote",
-    "RayGroupNote",
-    "RayNcclNote",
-    "RpcNote",
-    "SymmetricMemoryNote",
-]
-
 _getframe = sys._getframe
 _CALLER = 2
 """Frames from a ``before`` hook to the caller of the function that it guards."""

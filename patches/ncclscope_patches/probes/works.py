@@ -13,8 +13,6 @@ from ncclscope import native
 from ncclscope.tracing import session
 from ncclscope_patches.probes.recording import Handle
 
-__all__ = ["LIMIT", "Posted", "expect", "find", "pending", "settle"]
-
 LIMIT = 4096
 """Most works to keep: a program may never wait for some of them."""
 

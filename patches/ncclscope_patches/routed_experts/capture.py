@@ -12,8 +12,6 @@ import torch
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.shape import RoutingShape
 
-__all__ = ["NOTHING", "CaptureBuffer", "LayerCapture"]
-
 NOTHING = -1
 """Value of a row until its layer has written it."""
 # A plain copy truncates wider types, which could turn an invalid id into a valid one.

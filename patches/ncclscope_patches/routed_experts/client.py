@@ -18,8 +18,6 @@ from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.routed_experts.serving import FIELD, INFO
 from ncclscope_patches.routed_experts.shape import Mask
 
-__all__ = ["StreamReader", "decode_choice"]
-
 
 def decode_choice(
     choice: Mapping[str, Any], *, prompt_tokens: int = 0, max_bytes: int = MAX_BYTES

@@ -27,8 +27,6 @@ from ncclscope_patches.routed_experts.result import RoutedExperts, routed_tokens
 from ncclscope_patches.routed_experts.shape import RoutingShape
 from ncclscope_patches.routed_experts.slots import SlotStore
 
-__all__ = ["Collector"]
-
 
 class Collector:
     """Routing of the requests that opted in, from admission to the end.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.shape import Ids, Mask
 
-__all__ = ["RequestRows", "StepDelta", "check_rows"]
-
 
 @dataclass(frozen=True)
 class RequestRows:

@@ -24,8 +24,6 @@ import numpy as np
 from ncclscope.errors import InputError, UsageError
 from ncclscope_patches.routed_experts.shape import Ids
 
-__all__ = ["ENCODINGS", "MAX_BYTES", "decode_array", "encode_array"]
-
 ENCODINGS = ("npy", "compact")
 """Names of the encodings."""
 MAX_BYTES = 1 << 30

@@ -14,8 +14,6 @@ from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from ncclscope_patches.routed_experts.shape import RoutingShape
 
-__all__ = ["RoutedLayers"]
-
 
 class RoutedLayers:
     """Names and numbers of one model's layers that route tokens.

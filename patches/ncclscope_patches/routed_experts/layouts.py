@@ -21,8 +21,6 @@ import torch
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.capture import LayerCapture
 
-__all__ = ["BatchLayout", "BatchRows", "capture_own", "own_rows", "recognise"]
-
 Gather = Callable[[torch.Tensor], torch.Tensor]
 """Gather equally many rows from all ranks of the replica, in rank order."""
 

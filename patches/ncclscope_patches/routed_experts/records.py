@@ -12,8 +12,6 @@ from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.routed_experts.shape import Ids, Mask, RoutingShape
 from ncclscope_patches.routed_experts.slots import Page
 
-__all__ = ["Record", "Ticket"]
-
 
 @dataclass(slots=True, eq=False)
 class Ticket:

@@ -9,8 +9,6 @@ from typing import Any
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.encoding import ENCODINGS
 
-__all__ = ["ENCODING", "EVERY", "OPT_IN", "RoutingRequest"]
-
 OPT_IN = "return_routed_experts"
 """Key in a request's ``vllm_xargs``, and in the ``extra_args`` of sampling parameters."""
 ENCODING = "routed_experts_encoding"

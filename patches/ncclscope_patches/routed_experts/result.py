@@ -8,8 +8,6 @@ import numpy as np
 
 from ncclscope_patches.routed_experts.shape import Ids, Mask
 
-__all__ = ["RoutedExperts", "routed_tokens"]
-
 
 def routed_tokens(prompt: int, generated: int) -> int:
     """Return the number of routed tokens of a request: all but the last generated one.

@@ -15,8 +15,6 @@ from typing import Any
 from ncclscope_patches.routed_experts.encoding import encode_array
 from ncclscope_patches.routed_experts.result import RoutedExperts
 
-__all__ = ["FIELD", "INFO", "choice_fields"]
-
 FIELD = "routed_experts"
 """Field of a choice that holds the array."""
 INFO = "routed_experts_info"

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from ncclscope.errors import UsageError
 
-__all__ = ["Ids", "Mask", "RoutingShape"]
-
 Ids = NDArray[np.generic]
 """Expert ids, ``[tokens, layers, top_k]``, of the type in :class:`RoutingShape`."""
 Mask = NDArray[np.bool_]

@@ -14,8 +14,6 @@ import numpy as np
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.shape import Ids, Mask, RoutingShape
 
-__all__ = ["Page", "SlotStore"]
-
 
 class Page:
     """The captured routing of one block's tokens.

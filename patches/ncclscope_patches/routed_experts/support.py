@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ncclscope.errors import UsageError
 
-__all__ = ["OTHER_RUNNER", "Deployment", "reasons", "refuse_unsupported"]
-
 OTHER_RUNNER = "this model runner does not expose the rows of each request"
 
 

@@ -19,8 +19,6 @@ from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from ncclscope_patches.routed_experts.deltas import RequestRows, StepDelta, check_rows
 from ncclscope_patches.routed_experts.shape import Ids, Mask, RoutingShape
 
-__all__ = ["CopyQueue", "Flight"]
-
 _PIECES = 8
 """Up to this many pieces of a batch are copied one by one; otherwise gaps are copied, too."""
 

@@ -26,8 +26,6 @@ from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from ncclscope_patches.routed_experts.deltas import RequestRows, check_rows
 from ncclscope_patches.routed_experts.transfer import CopyQueue, Flight
 
-__all__ = ["RoutedExpertsWorker"]
-
 
 class RoutedExpertsWorker:
     """Capture and transfer of one model on one rank; a draft model has its own.

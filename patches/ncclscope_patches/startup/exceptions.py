@@ -13,14 +13,6 @@ from ncclscope.tracing.exceptions import note_here, note_traced
 from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.startup.timeouts import explain_timeout
 
-__all__ = [
-    "C10dErrorNote",
-    "LoggedErrorNote",
-    "MainErrorNote",
-    "PrintedErrorNote",
-    "ThreadErrorNote",
-]
-
 
 class _ErrorNote(Note):
     supports = "Python 3.10 or later"

@@ -15,8 +15,6 @@ from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["CommInitNote", "InitNote", "comm_size"]
-
 _NAME = "init_process_group"
 
 

@@ -10,8 +10,6 @@ from ncclscope import settings
 from ncclscope.tracing.launchers import record_ends
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["TorchrunNote"]
-
 _AT_ONCE = 20.0
 """Seconds within which torchrun does not kill the ranks that it has asked to end."""
 

@@ -16,8 +16,6 @@ from ncclscope.model.activities import AGAIN_NS, STORE_PLACE, STORE_SET, STORE_W
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["StoreNote"]
-
 _BLOCKING = ("get", "wait", "multi_get", "barrier", "queue_pop")
 _SETTING = ("set", "add", "compare_set")
 _TCP_STORE = ("host_name", "port", "world_size", "is_master", "timeout")

@@ -19,8 +19,6 @@ from ncclscope.dump_files import dump_files, stamp
 from ncclscope.explanation import explain, explain_to
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["AbortHook", "explain_timeout"]
-
 _HOOK = 0x6E63636C
 """Number of our hook: each of a group has its own."""
 _ABORT_SECONDS = 3.0

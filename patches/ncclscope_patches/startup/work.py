@@ -10,8 +10,6 @@ from ncclscope.tracing import callsite
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"]
-
 
 class _Work(Note):
     """Notes one function of a module."""

@@ -18,8 +18,6 @@ from ncclscope.model.activities import WORKER_DIED
 from ncclscope.tracing.notes import Notes
 from ncclscope_patches.probes.probe import Note, Patch
 
-__all__ = ["VllmComplaints"]
-
 _DIED = "died unexpectedly"
 _MESSAGES = (
     "No available shared memory broadcast block found",

@@ -20,8 +20,6 @@ from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 from ncclscope_patches.probes import uneven
 
-__all__ = ["VARIABLE", "install", "wanted"]
-
 VARIABLE = "NCCLSCOPE_VLLM_CPU_MOE"
 
 _COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"

@@ -19,8 +19,6 @@ from ncclscope_patches.probes.probe import Before, Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, post_of, record
 from ncclscope_patches.probes.works import Posted
 
-__all__ = ["CpuShmProbe", "handle_of"]
-
 _getframe = sys._getframe
 _CALLER = 2
 

@@ -21,8 +21,6 @@ from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 from ncclscope_patches.vllm.dispatch_manager import MODES, make_manager
 
-__all__ = ["VARIABLE", "install", "wanted"]
-
 VARIABLE = "NCCLSCOPE_VLLM_DISPATCH"
 
 _MODULE = "vllm.distributed.device_communicators.all2all"

@@ -26,8 +26,6 @@ from ncclscope.model.ties import grouped
 from ncclscope.tracing import session
 from ncclscope_patches.vllm import group_mode
 
-__all__ = ["MODES", "agree", "make_manager"]
-
 MODES = ("fixed", "checked", "sentinel")
 """Dispatchers by the value of the variable."""
 

@@ -17,8 +17,6 @@ import ncclscope
 from ncclscope.model.text import ranks_text
 from ncclscope.model.ties import grouped
 
-__all__ = ["WAIT_SECONDS", "agreed"]
-
 WAIT_SECONDS = 20.0
 """Wait for the modes of all members. They come here within moments of a collective."""
 

@@ -15,8 +15,6 @@ from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.probe import Note
 from ncclscope_patches.probes.recording import NOBODY, Handle
 
-__all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames", "name_groups"]
-
 _LABELS = ("tp", "pp", "dp", "ep", "pcp", "dcp")
 _GROUPS = (*_LABELS, "etp", "eplb", "engram_dp")
 

@@ -22,8 +22,6 @@ from ncclscope_patches.probes.posting import ALWAYS_SUM, Read, plan, put_posting
 from ncclscope_patches.probes.probe import Note, Patch
 from ncclscope_patches.probes.recording import Handles
 
-__all__ = ["CustomProbe", "FlashInferProbe", "FusionNote", "QuickProbe", "SymmMemProbe"]
-
 _PACKAGE = "vllm.distributed.device_communicators"
 
 

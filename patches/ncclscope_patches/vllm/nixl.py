@@ -8,8 +8,6 @@ from typing import Any
 from ncclscope.tracing import transfers
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["NixlReads", "NixlTransfers"]
-
 
 class NixlTransfers(Note):
     """Adds phases, deadlines and reasons to the transfers of vLLM's NIXL connectors."""

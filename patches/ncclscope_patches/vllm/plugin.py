@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from ncclscope import settings
 
-__all__ = ["register"]
-
 _PARTS = (
     ("VLLM_DISPATCH", "dispatch", "vLLM's own dispatcher stays"),
     ("VLLM_CPU_MOE", "cpu_moe", "NCCLSCOPE_VLLM_CPU_MOE has no effect"),

@@ -17,13 +17,6 @@ from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handle, Handles
 
-__all__ = [
-    "FlashInferOneSidedProbe",
-    "FlashInferTwoSidedProbe",
-    "MoonEpProbe",
-    "MoriProbe",
-]
-
 _PACKAGE = "vllm.model_executor.layers.fused_moe.prepare_finalize"
 _TOKENS, _EXPERTS = 1, 4
 """Places of the tokens `[tokens, hidden]` and of the number of experts in ``prepare``."""

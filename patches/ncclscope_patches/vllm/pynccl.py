@@ -22,8 +22,6 @@ from ncclscope_patches.probes.probe import Before, Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, record, watch_captures
 from ncclscope_patches.vllm.pynccl_calls import READERS, Signature, read_scatter
 
-__all__ = ["PyNcclProbe", "handles"]
-
 _getframe = sys._getframe
 
 _CPU_SUFFIXES = (process_groups.CPU_SUFFIX, ":cpu")

@@ -13,8 +13,6 @@ from typing import Any
 from ncclscope_patches.probes.posting import Read, plan
 from ncclscope_patches.probes.recording import redop_name
 
-__all__ = ["READERS", "Signature", "read_scatter"]
-
 
 class Signature:
     """Positions of a method's parameters by name.

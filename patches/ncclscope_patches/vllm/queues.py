@@ -14,8 +14,6 @@ from ncclscope.tracing import session
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["WORK", "VllmQueues"]
-
 WORK = "work"
 """Detail of a ``dequeue`` that waits for as long as it takes: a worker's, for what comes next."""
 

@@ -13,8 +13,6 @@ from typing import Any
 from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes.noting import put_noting
 
-__all__ = ["VllmSteps"]
-
 
 class VllmSteps(StepPatch):
     """Numbers the forward passes of a worker, from 1, and records which of its methods runs."""

@@ -16,8 +16,6 @@ from ncclscope.model import Transfer
 from ncclscope.tracing import session, transfers
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["VllmTransfers"]
-
 ATTRIBUTE = "_ncclscope_engine"
 _LEASE_SECONDS = 30
 

@@ -12,8 +12,6 @@ from typing import Any
 from ncclscope.tracing import callsite, session
 from ncclscope_patches.probes.probe import Note
 
-__all__ = ["BackwardNote", "watch"]
-
 _CALLER = 2
 """Frames from a hook to the caller of the function that it guards."""
 

@@ -30,8 +30,6 @@ from ncclscope_patches.probes.posting import Read
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, record, redop_name
 
-__all__ = ["DispatcherProbe", "reads_reductions", "record_from_now", "waiting"]
-
 _GROUP, _REDUCTION = "process_group", "reduce_op"
 
 _getframe, _get_ident = sys._getframe, threading.get_ident

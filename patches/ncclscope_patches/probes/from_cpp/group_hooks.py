@@ -19,8 +19,6 @@ from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.posted_calls import READERS
 from ncclscope_patches.probes.probe import Patch
 
-__all__ = ["GroupHooks"]
-
 _ID = 0x6E63636C
 """Number of our hook among those of a group."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ncclscope_patches.vllm.routing.wrapping import attempt
 
-__all__ = ["group_of_all_tokens", "watch_pool", "without_lost_hits"]
-
 _KEPT = "a prefix hit is used, whether its routing is known or not"
 
 

@@ -28,15 +28,6 @@ from ncclscope_patches.routed_experts.support import (
 from ncclscope_patches.vllm.routing import runner_parts
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
-__all__ = [
-    "answers_every_request",
-    "deployment_of",
-    "extend_arguments",
-    "is_served_by_vllm",
-    "layers_of",
-    "places",
-]
-
 FLAG = "enable_return_routed_experts"
 """vLLM's own engine argument, which frameworks for reinforcement learning set."""
 _EVERY = "ncclscope_routed_experts"

@@ -18,8 +18,6 @@ from ncclscope_patches.routed_experts.requests import EVERY, RoutingRequest
 from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.vllm.routing import configuration
 
-__all__ = ["VllmArrays", "asks_for_all", "first_token", "marked"]
-
 
 @dataclass(frozen=True)
 class VllmArrays:

@@ -13,8 +13,6 @@ from ncclscope_patches.vllm.routing import configuration
 from ncclscope_patches.vllm.routing.outputs import RESULT, joined
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
-__all__ = ["Pending", "extend_chat", "extend_completions", "noting", "streaming", "with_fields"]
-
 _DATA = "data: "
 
 

@@ -20,8 +20,6 @@ from ncclscope_patches.vllm.routing.every import asks_for_all, first_token, mark
 from ncclscope_patches.vllm.routing.packing import unpack
 from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
-__all__ = ["RESULT", "extend_inputs", "extend_outputs", "extend_processor", "joined"]
-
 RESULT = "routed_experts_result"
 """Attribute of a ``CompletionOutput``."""
 _SENT = "_ncclscope_routing_sent"

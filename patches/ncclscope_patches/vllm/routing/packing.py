@@ -11,8 +11,6 @@ import numpy as np
 from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.routed_experts.shape import Ids
 
-__all__ = ["pack", "unpack"]
-
 
 def pack(part: RoutedExperts) -> Ids:
     """Return ``[tokens, layers + 1, top_k]``, of the type of the routing."""

@@ -25,20 +25,6 @@ from ncclscope_patches.vllm import group_mode
 from ncclscope_patches.vllm.routing import configuration, self_test
 from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
-__all__ = [
-    "DELTA",
-    "LOST",
-    "RunnerRouting",
-    "extend_cpu_runner",
-    "extend_runner",
-    "extend_worker",
-    "get_output",
-    "load_model",
-    "opts_in",
-    "routing_of",
-    "sample_tokens",
-]
-
 DELTA = "ncclscope_routing"
 """Attribute of a ``ModelRunnerOutput`` that holds its :class:`StepDelta`."""
 _ROUTING = "_ncclscope_routing"

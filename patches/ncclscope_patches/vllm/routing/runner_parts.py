@@ -12,8 +12,6 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["missing", "missing_in"]
-
 _PACKAGE = "vllm.v1.worker.gpu"
 _METHODS = {
     ("model_runner", "GPUModelRunner"): (

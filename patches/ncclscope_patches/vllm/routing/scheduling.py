@@ -22,8 +22,6 @@ from ncclscope_patches.vllm.routing.packing import pack
 from ncclscope_patches.vllm.routing.runner import DELTA, opts_in
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
-__all__ = ["SchedulerRouting", "collected", "extend_engine", "extend_scheduler"]
-
 _ROUTING = "_ncclscope_routing"
 _TOGETHER = 64
 """Generated tokens whose routing is sent to the server together, unless they are streamed."""

@@ -21,8 +21,6 @@ from ncclscope_patches.routed_experts.deltas import RequestRows
 from ncclscope_patches.vllm.routing import runner, runner_parts
 from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
-__all__ = ["batch_rows", "extend_second_runner"]
-
 
 def extend_second_runner(module: Any) -> None:
     """Add the capture to vLLM's second model runner and to its asynchronous output."""

@@ -9,8 +9,6 @@ import torch
 
 from ncclscope.errors import UsageError
 
-__all__ = ["check_routers"]
-
 _ROWS = 4
 
 

@@ -14,8 +14,6 @@ from ncclscope_patches.routed_experts.serving import choice_fields
 from ncclscope_patches.vllm.routing.http_answers import Pending, noting, streaming
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
-__all__ = ["extend_tokens"]
-
 _FIELDS = "_ncclscope_routing_fields"
 
 

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from ncclscope.tracing import session
 
-__all__ = ["attempt", "wrap"]
-
 _MARK = "__ncclscope_routing__"
 _Result = TypeVar("_Result")
 

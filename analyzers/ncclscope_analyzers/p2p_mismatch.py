@@ -8,14 +8,13 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
 from ncclscope.analysis.waits.open_transfers import may_come, unanswered
-from ncclscope.analysis.waits.stopped_ends import stopped_end
+from ncclscope.analysis.waits.stopped_ends import short_rank, stopped_end
 from ncclscope.analysis.waits.transfers import (
     Pair,
     StuckTransfer,
     fits,
     has_tags,
     pairs,
-    short_rank,
     stuck_transfers,
     waiting_cycle,
 )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ncclscope.lab.stream import Stream
     from ncclscope.tracing.tracer import Tracer
 
+__all__ = ["Conduct", "Engine"]
+
 _LOGITS = 8
 """Columns of the tensor that the ranks gather for sampling."""
 

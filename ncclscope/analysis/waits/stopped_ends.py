@@ -1,11 +1,11 @@
-"""Transfers whose other end is a process that a signal has stopped, or that has no heartbeat."""
+"""The rank at which chains of transfers end: one that is stopped, or that posted fewer of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.waits.transfers import StuckTransfer, is_stopped
+from ncclscope.analysis.waits.transfers import StuckTransfer, is_stopped, pairs
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence, verb
 from ncclscope.model import Finding
 
@@ -51,3 +51,64 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         ),
         inferred=("ranks that wait for a rank which waits itself are held up by this one",),
     )
+
+
+def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | None:
+    """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
+
+    Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
+    no transfer itself. Where one rank waits, all other ranks have reached the transfer whose half
+    it lacks. Where all chains run into a cycle, its number of transfers differs from that of all
+    others, which is the same.
+
+    Returns:
+        The rank, and the reason; None where no rank is identified.
+    """
+    waiting = {transfer.rank for transfer in found}
+    awaited: dict[int, set[int]] = {}
+    for transfer in found:
+        awaited.setdefault(transfer.peer, set()).add(transfer.rank)
+    ends = awaited.keys() - waiting
+    both_sides = {rank for rank, by in awaited.items() if len(by) > 1}
+    if len(ends) == 1:
+        (end,) = ends
+        if len({*awaited[end], *case.waits.ends.get(end, ())}) > 1:
+            return end, "it waits in no transfer itself"
+        return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
+    if ends:
+        return None
+    reached = _furthest(case, {*waiting, *awaited})
+    for rank in sorted(both_sides):
+        others = {count for other, count in reached.items() if other != rank}
+        if len(reached) > 2 and len(others) == 1 and reached[rank] not in others:
+            (common,) = others
+            side = "fewer" if reached[rank] < common else "more"
+            return rank, (
+                f"it has posted up to transfer {reached[rank]} with its neighbours, {side} than "
+                f"all others, which have reached {common}"
+            )
+    return None
+
+
+def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
+    """Return the rank that lacks its half of a transfer which all others have reached."""
+    pair, rank = transfer.pair, transfer.peer
+    theirs = max(len(pair.sends), len(pair.receives))
+    reached = _furthest(case, set(pair.comm.ranks) - {rank})
+    others = [count for count in reached.values() if count]
+    if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
+        return None
+    return rank, (
+        f"it has posted {min(len(pair.sends), len(pair.receives))} of them, and all others have "
+        f"reached transfer {theirs} with their neighbours"
+    )
+
+
+def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:
+    """Return each rank's maximum number of transfers with one peer in one direction."""
+    reached = dict.fromkeys(ranks, 0)
+    for pair in pairs(case):
+        for rank, calls in ((pair.sender, pair.sends), (pair.receiver, pair.receives)):
+            if rank in reached:
+                reached[rank] = max(reached[rank], len(calls))
+    return reached

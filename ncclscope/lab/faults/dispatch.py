@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
+__all__ = ["DivergentDispatch"]
+
 
 class DivergentDispatch(Fault):
     """The dispatch gathers only routing metadata, on the wrong communicator.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ncclscope.analysis.waits.open_transfers import is_in_transfer
 from ncclscope.analysis.waits.transfers import StuckTransfer, is_stopped, pairs
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence, verb
 from ncclscope.model import Finding
@@ -72,7 +73,10 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
     both_sides = {rank for rank, by in awaited.items() if len(by) > 1}
     if len(ends) == 1:
         (end,) = ends
-        if len({*awaited[end], *case.waits.ends.get(end, ())}) > 1:
+        # A rank that is in a transfer of its own may wait in it, as for one of those who wait.
+        is_inside = is_in_transfer(case.run.by_rank[end])
+        behind = () if is_inside else case.waits.ends.get(end, ())
+        if len({*awaited[end], *behind}) > 1:
             return end, "it waits in no transfer itself"
         return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
     if ends:

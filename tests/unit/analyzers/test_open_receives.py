@@ -123,6 +123,28 @@ def _swapped(cluster: Cluster, backend: str) -> None:
             _recv(cluster, 1, 0, shape=(rows, 2), backend=backend)
 
 
+def test_who_is_in_a_transfer_of_its_own_is_not_named_for_one_that_it_lacks(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 1 sends to rank 3 in place of rank 2, which blocks the streams of all after it."""
+    cluster = cluster_of(4)
+    nccl = {"backend": "nccl", "done": False}
+    for _ in range(2):
+        for one in range(3):
+            _send(cluster, one, one + 1, **nccl)
+            _recv(cluster, one + 1, one, **nccl)
+    _send(cluster, 1, 3, **nccl)
+    _recv(cluster, 2, 1, **nccl)
+    _send(cluster, 2, 3, **nccl)
+    _recv(cluster, 3, 2, **nccl)
+    cluster.post([0, 1], "world", **nccl)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert 3 not in cause.diverging_ranks
+
+
 @pytest.mark.parametrize(("backend", "status"), [("gloo", "unknown"), ("nccl", "diverged")])
 def test_tags_pair_transfers_that_fit_in_any_order(
     cluster_of: ClusterOf, backend: str, status: str

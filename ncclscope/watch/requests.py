@@ -70,8 +70,8 @@ def with_waiting_root(run: Run, verdict: Verdict) -> Run | None:
     """Return the run with the root of a pending broadcast marked as waiting for input.
 
     Its main thread may wait in a queue that another thread fills, as that of an HTTP server does,
-    or for a thread that does so. The kernel shows a lock then, so only its stack tells. It is read
-    once, and only before an alarm.
+    or for a thread that does so. The kernel shows a lock then, and only its stack shows more. It is
+    read once, and only before an alarm.
 
     Args:
         run: The records of a running job.

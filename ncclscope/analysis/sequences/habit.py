@@ -85,7 +85,7 @@ def follows(log: CallLog, seq: int, one: Call, other: Call) -> Habit | None:
 def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     """Return how many calls a rank skips that posts a later call of its peers as number ``seq``.
 
-    Calls that differ in their sizes alone are told apart by their lines.
+    Calls that differ in their sizes alone are distinguished by their lines.
 
     Args:
         log: A peer's calls, with another call as number ``seq``.

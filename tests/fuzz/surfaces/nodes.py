@@ -76,11 +76,9 @@ class _Nodes:
             raise InputError("a node could not answer")
         return self._damaged(answers)
 
-    def hashes(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return self._damaged(_answers({n: self._reporters[n].hashes for n in requests}, requests))
-
-    def newest(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return self._damaged(_answers({n: self._reporters[n].newest for n in requests}, requests))
+    def ask_reporters(self, method: str, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        nodes = {n: getattr(self._reporters[n], method) for n in requests}
+        return self._damaged(_answers(nodes, requests))
 
     def _damaged(self, answers: dict[int, bytes]) -> dict[int, bytes]:
         if self._dice is None:

@@ -385,7 +385,7 @@ def break_each_method(rank: int) -> None:
             report(nccl, name, "template", break_tracer("template"), post, below)
             used = break_tracer("post_p2p" if sending else "post")
             report(nccl, name, "post", used, post, below)
-    report(nccl, "scatter", "suppressed", break_scope("suppressed"), *posts["scatter"])
+    report(nccl, "scatter", "suppressed", break_scope("suppress"), *posts["scatter"])
     for name, (post, below) in groups.items():
         if native.core() is not None and name in ("group_start", "group_end"):
             continue  # C opens and ends them: see test_probe_groups.py

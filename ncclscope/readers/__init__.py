@@ -344,7 +344,8 @@ def _lasts_as_long(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
     if any(rank.alive for rank in (*part, *kept)):
         return all(any(rank.alive for rank in run) for run in (part, kept))
     ends = [max(map(_ended_ns, run)) for run in (part, kept)]
-    return bool(ends[0]) and ends[0] >= ends[1] - _SAME_END_NS
+    began = max(min(span(rank)[0] for rank in run) for run in (part, kept))
+    return bool(ends[0]) and ends[0] > began and ends[0] >= ends[1] - _SAME_END_NS
 
 
 def _began(process: Rank) -> int:

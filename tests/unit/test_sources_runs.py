@@ -95,15 +95,16 @@ def test_hosts_whose_clocks_differ_are_one_job_if_they_share_a_communicator(tmp_
     [
         ({"began": -20, "ended": -1}, False),  # it had ended
         ({"rank": 1, "ended": 3}, False),  # it ended long before the newest
+        ({"rank": 1, "began": 12, "ended": 17}, False),  # and shortly before it began
         ({"rank": 1}, True),  # it has a rank of the newest
         ({"ranks": (0, 1, 2)}, True),  # it was larger
     ],
-    ids=["earlier", "restarted", "same rank", "other size"],
+    ids=["earlier", "restarted", "one after the other", "same rank", "other size"],
 )
 def test_another_run_is_not_taken_for_a_part(
     tmp_path: Path, other: dict[str, Any], is_beside: bool
 ) -> None:
-    ring(tmp_path, 1, run="new", began=1, ended=20)
+    ring(tmp_path, 1, run="new", began=18, ended=20)
     ring(tmp_path, **{"rank": 0, "key": "k-other", "run": "other", "ended": 20, **other})
 
     run = open_run(tmp_path)

@@ -142,7 +142,7 @@ class LiveView(Output):
 
 
 class _StderrCapture(io.TextIOBase):
-    """Stands for stderr while the live view is shown: lines are events, and printed at the end."""
+    """Take the place of stderr in the live view: lines are events, and printed at the end."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

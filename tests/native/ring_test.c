@@ -2,35 +2,28 @@
  * full sections, a full file system's answer. Equality with the writer in Python is held by
  * tests/unit/test_native_writer.py. */
 #define _GNU_SOURCE
-#include "ring.h"
+#include "verify.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 enum { CAPACITY = 1024, THREADS = 4, CALLS = 20000 };
-
-#define CHECK(condition)                                                                          \
-    do {                                                                                          \
-        if (!(condition)) {                                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                       \
-            exit(1);                                                                              \
-        }                                                                                         \
-    } while (0)
 
 static char directory[] = "/tmp/ncclscope-ring-test-XXXXXX";
 
 static ns_ring *new_ring(void)
 {
-    char reason[NS_REASON];
-    ns_ring *ring = ns_ring_create(directory, CAPACITY, reason);
-    CHECK(ring);
-    CHECK(ns_describe(ring, "{}", 2));
-    ns_ring_publish(ring);
-    return ring;
+    return new_ring_in(directory, CAPACITY);
+}
+
+/* Check the file of a ring, and remove it. */
+static void settle(ns_ring *ring)
+{
+    ring_file file = verify(ns_ring_path(ring));
+    verify_entries(&file);
+    release(&file);
+    unlink(ns_ring_path(ring));
 }
 
 static ns_channel *new_channel(ns_ring *ring, int number)
@@ -74,7 +67,7 @@ static void threads_share_a_ring(void)
     CHECK(shared->p2p == THREADS * (CALLS / 16));
     CHECK(ns_ring_position(ring) == THREADS * (CALLS + CALLS / 16));
     ns_finish(ring);
-    unlink(ns_ring_path(ring));
+    settle(ring);
 }
 
 /* After a fork only one thread is left, of which ThreadSanitizer knows nothing. */
@@ -109,29 +102,113 @@ static void children_write_nothing(void)
     pthread_join(thread, NULL);
     CHECK(channel->seq == CALLS);
     ns_set_current(NULL);
-    unlink(ns_ring_path(ring));
+    settle(ring);
+}
+
+/* Write texts of a kind until there is no room; returns the bytes that they take. */
+static uint64_t fill(ns_ring *ring, enum ns_kind kind)
+{
+    char text[504];
+    uint64_t before = ns_strings_used(ring);
+    memset(text, 'x', sizeof text);
+    for (int number = 0;; number++) {
+        snprintf(text, 9, "%08u", (unsigned)number % 100000);
+        text[8] = 'x';
+        if (!ns_text(ring, kind, text, sizeof text))
+            return ns_strings_used(ring) - before;
+        CHECK(number < 10000);
+    }
 }
 
 static void sections_fill(void)
 {
     ns_ring *ring = new_ring();
-    char text[500];
-    int made = 0;
-    memset(text, 'x', sizeof text);
-    for (int number = 0; number < 2000; number++) {
-        snprintf(text, 9, "%08d", number);
-        text[8] = 'x';
-        made += ns_text(ring, NS_OP, text, sizeof text) != 0;
-    }
-    CHECK(made > 100 && made < 2000);
-    int channels = 0;
-    ns_ring *other = new_ring();
-    while (channels < 600 && new_channel(other, channels))
-        channels++;
-    CHECK(channels == NS_MAX_COMMS);
-    CHECK(!ns_describe(ring, text, 1 << 20));
+    CHECK(fill(ring, NS_SHAPE) == 32 * PAGE && fill(ring, NS_SITE) == 48 * PAGE);
+    CHECK(ns_sites_used(ring) == 48 * PAGE);
+    CHECK(fill(ring, NS_OP) == (256 - 80) * PAGE && ns_strings_used(ring) == 256 * PAGE);
+    CHECK(ns_text(ring, NS_OP, "00000000", 8) == 0);
+    ns_channel *channel = new_channel(ring, 0);
+    CHECK(ns_index(channel) == 0);
+    CHECK(!ns_text(ring, NS_COMM, "{}", 2) && !ns_text(ring, NS_COMM_UPDATE, "{}", 2));
+    CHECK(!ns_describe(ring, "", 1 << 20));
+    settle(ring);
+}
+
+/* Changing a record later keeps its check right. */
+static void changed_records_are_whole(void)
+{
+    ns_ring *ring = new_ring();
+    ns_channel *channel = new_channel(ring, 0);
+    ns_call call = {.numel = UINT64_MAX, .shape = {1, 2, 3, 4}, .comm = 99, .op = 1, .ndim = 4, .root = -1,
+                    .sizes = 5, .site = 6, .out = 7, .fixed = NS_FIXED_P2P};
+    for (unsigned state = 0; state < 5; state++)
+        ns_advance(ring, ns_post_p2p(channel, &call, 0, 0, 70000, 8), state);
+    ns_set_peer(ring, 1, 3);
+    CHECK(ns_withdraw(channel, 4));
+    call.fixed = 0;
+    ns_post(channel, &call, 5, 1, NS_CAPTURED, 0, 9);
+    CHECK(ns_withdraw(channel, ns_post(channel, &call, 5, 2, NS_REPLAYED, 0, 9)));
+    ns_post_step(ring, 5, 6, true);
+    ring_file file = verify(ns_ring_path(ring));
+    static const unsigned char states[] = {0x0F, 0x33, 0x55, 0x0F, 0x0F, 0x33, 0x55, 0x0F};
+    for (uint64_t at = 0; at < 8; at++)
+        CHECK(record_at(&file, at)[87] == states[at]);
+    CHECK(get_word(record_at(&file, 0) + 56, 2) == 1 && get_word(record_at(&file, 7) + 56, 2) == 0);
+    CHECK(get_word(record_at(&file, 0) + 84, 2) == 4465 && get_word(record_at(&file, 1) + 64, 4) == 3);
+    CHECK(record_at(&file, 4)[63] == (NS_FIXED_STEP | NS_FIXED_UNSENT) && channel->p2p == 4);
+    CHECK(channel->seq == 1 && channel->hash == (5 * 0x9E3779B97F4A7C15 | 1));
+    release(&file);
     unlink(ns_ring_path(ring));
-    unlink(ns_ring_path(other));
+}
+
+static void replays_are_whole(void)
+{
+    enum { COUNT = 1500 };
+    ns_ring *ring = new_ring();
+    uint64_t powers[COUNT + 1] = {1}, hashes[COUNT + 1] = {0};
+    for (int at = 0; at < COUNT; at++) {
+        powers[at + 1] = powers[at] * 0x3A8F05C5;
+        hashes[at + 1] = hashes[at] * 0x3A8F05C5 + 7;
+    }
+    ns_part part = {.channel = new_channel(ring, 0), .count = COUNT, .powers = powers, .hashes = hashes};
+    part.repeats[55 - 32] = NS_FIXED_REPLAY;
+    part.repeats[47] = 0x33; /* as the file spells it */
+    for (uint64_t replay = 1; replay <= 3000; replay++)
+        ns_post_replay(ring, &part, 1, replay);
+    ring_file file = verify(ns_ring_path(ring));
+    CHECK(record_at(&file, 2999)[87] == 0x33 && get_word(record_at(&file, 2999) + 32, 8) == 3000);
+    CHECK(part.channel->seq == 3000 * COUNT);
+    verify_entries(&file);
+    release(&file);
+    unlink(ns_ring_path(ring));
+}
+
+/* Times run with CLOCK_MONOTONIC, from where the maker of the ring says. */
+static void clock_is_the_makers(void)
+{
+    char path[] = "/tmp/ncclscope-clock-test-XXXXXX", reason[NS_REASON];
+    const uint64_t clock = (uint64_t)1 << 61;
+    ns_ring *ring = new_ring();
+    ring_file file = verify(ns_ring_path(ring));
+    int descriptor = mkstemp(path);
+    CHECK(descriptor >= 0 && !ftruncate(descriptor, (off_t)file.size + 512 * 128)); /* a device part */
+    release(&file);
+    unlink(ns_ring_path(ring));
+    ring = ns_ring_map(descriptor, CAPACITY, true, clock, reason);
+    CHECK(ring);
+    uint64_t before = ns_now(ring);
+    ns_store_heartbeat(ring);
+    ns_post_step(ring, 1, 2, false);
+    ns_finish(ring);
+    ns_ring_publish(ring);
+    file = verify(path);
+    CHECK(get_word(file.data + 80, 8) == clock && before >= clock);
+    CHECK(get_word(record_at(&file, 0) + 8, 8) >= before);
+    CHECK(get_word(file.data + 136, 8) >= before && get_word(file.data + 144, 8) >= before);
+    CHECK(get_word(file.data + 144, 8) <= ns_now(ring));
+    release(&file);
+    close(descriptor);
+    unlink(path);
 }
 
 static void announcements_nest(void)
@@ -155,13 +232,18 @@ static void announcements_nest(void)
     unlink(ns_ring_path(ring));
 }
 
+/* Where a file may not be so large, the attempt would kill the process. */
 static void no_place_is_an_answer(void)
 {
     char reason[NS_REASON] = "";
-    setenv("TMPDIR", "/proc/nowhere", 1);
-    CHECK(!ns_ring_create("/proc/nowhere/at/all", CAPACITY, reason));
+    struct rlimit before, small;
+    CHECK(!getrlimit(RLIMIT_FSIZE, &before));
+    small = before;
+    small.rlim_cur = 1 << 20;
+    CHECK(!setrlimit(RLIMIT_FSIZE, &small));
+    CHECK(!ns_ring_create(directory, CAPACITY, reason));
     CHECK(reason[0]);
-    unsetenv("TMPDIR");
+    CHECK(!setrlimit(RLIMIT_FSIZE, &before));
 }
 
 int main(void)
@@ -170,6 +252,9 @@ int main(void)
     threads_share_a_ring();
     children_write_nothing();
     sections_fill();
+    changed_records_are_whole();
+    replays_are_whole();
+    clock_is_the_makers();
     announcements_nest();
     no_place_is_an_answer();
     rmdir(directory);

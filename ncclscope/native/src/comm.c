@@ -45,13 +45,23 @@ static ns_opened *take_closed(ns_ring *ring, uint64_t length)
     return found;
 }
 
+/* Keep a channel that has no number: its user may still record calls. */
+static void retire(ns_ring *ring, ns_opened *of)
+{
+    set_index(of, 0);
+    of->next = ring->retired;
+    ring->retired = of;
+}
+
 /* Give a channel a number that none has had. */
 static void begin(ns_ring *ring, ns_opened *made, const char *json, size_t length, uint64_t whole)
 {
     uint32_t number = ring->channel_count + 1;
     if (number > NS_MAX_COMMS || !ns_room_comm(ring, number)
-        || !ns_append(ring, NS_COMM, json, length, whole, &made->text))
+        || !ns_append(ring, NS_COMM, json, length, whole, &made->text)) {
+        retire(ring, made);
         return;
+    }
     set_index(made, number);
     ring->channels[ring->channel_count++] = made;
     ns_write_channel(ring, ring->tables % 2, &made->channel);
@@ -62,7 +72,7 @@ static void succeed(ns_ring *ring, ns_opened *made, ns_opened *old, const char *
 {
     uint32_t number = old->channel.index;
     char since[SINCE];
-    set_index(old, 0);
+    retire(ring, old);
     made->text = old->text;
     made->updates = old->updates;
     made->update_count = old->update_count;

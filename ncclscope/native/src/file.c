@@ -184,17 +184,11 @@ static int reserve_first(int file, const ns_geometry *geometry, const ns_range *
 static int reserve(const char *directory, const char *name, const ns_geometry *geometry)
 {
     struct statvfs system;
-    struct rlimit limit;
     ns_range ranges[NS_FIRST_RANGES];
     size_t count = ns_first_ranges(geometry, ranges);
     uint64_t needed = 0;
     for (size_t at = 0; at < count; at++)
         needed += ranges[at].size;
-    /* A larger file would kill the process. */
-    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur < geometry->total) {
-        errno = EFBIG;
-        return -1;
-    }
     int folder = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), file = -1;
     if (folder < 0)
         return -1;
@@ -266,6 +260,13 @@ static void leave_pointer(const char *directory, const ns_ring *ring)
     close(file);
 }
 
+/* Whether this process may make a file of that size; the attempt would kill it. */
+static bool is_allowed(uint64_t size)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur >= size;
+}
+
 static bool is_own(const char *directory)
 {
     struct stat found;
@@ -273,12 +274,12 @@ static bool is_own(const char *directory)
 }
 
 /* Create a ring in the directory that this user has in `base` for those without a place. */
-static ns_ring *create_below(const char *base, const char *directory, uint64_t capacity)
+static ns_ring *create_below(const char *base, const char *directory, const char *name,
+                             uint64_t capacity)
 {
     char parent[2048], elsewhere[3072], why[NS_REASON];
-    const char *last = strrchr(directory, '/');
     snprintf(parent, sizeof parent, "%.1024s/ncclscope-%u", base, (unsigned)getuid());
-    snprintf(elsewhere, sizeof elsewhere, "%s/%.512s", parent, last ? last + 1 : directory);
+    snprintf(elsewhere, sizeof elsewhere, "%s/%.512s", parent, name);
     if (!strcmp(elsewhere, directory))
         return NULL;
     mkdir(parent, 0700);
@@ -288,21 +289,26 @@ static ns_ring *create_below(const char *base, const char *directory, uint64_t c
 ns_ring *ns_ring_create(const char *directory, uint64_t capacity, char reason[NS_REASON])
 {
     char asked[3072], here[1024];
-    const char *temporary = getenv("TMPDIR");
+    const char *temporary = getenv("TMPDIR"), *name;
     snprintf(asked, sizeof asked, "%s", directory);
     for (size_t length = strlen(asked); length > 1 && asked[length - 1] == '/'; length--)
         asked[length - 1] = 0;
     if (capacity < MIN_CAPACITY)
         capacity = MIN_CAPACITY;
     reason[0] = 0;
+    if (!is_allowed(ns_geometry_for(capacity, false).total)) {
+        snprintf(reason, NS_REASON, "files may not be as large as a ring (ulimit -f)");
+        return NULL;
+    }
     ns_ring *ring = create_in(asked, capacity, reason);
     if (ring)
         return ring;
-    ring = create_below("/dev/shm", asked, capacity);
+    name = strrchr(asked, '/') ? strrchr(asked, '/') + 1 : asked;
+    ring = create_below("/dev/shm", asked, name, capacity);
     if (!ring)
-        ring = create_below(temporary && *temporary ? temporary : "/tmp", asked, capacity);
+        ring = create_below(temporary && *temporary ? temporary : "/tmp", asked, name, capacity);
     if (!ring && getcwd(here, sizeof here))
-        ring = create_below(here, asked, capacity);
+        ring = create_below(here, asked, name, capacity);
     if (ring)
         leave_pointer(asked, ring);
     return ring;

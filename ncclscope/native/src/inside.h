@@ -79,7 +79,7 @@ typedef struct ns_opened {
     size_t update_count; /* entries, of which the first `update_next` are passed: readers apply */
     size_t update_next;  /* updates in the order of the file */
     bool closed;
-    struct ns_opened *next; /* of the closed ones */
+    struct ns_opened *next; /* of the closed ones, or of the retired ones */
 } ns_opened;
 
 struct ns_ring {
@@ -103,6 +103,7 @@ struct ns_ring {
     uint32_t channel_count;
     ns_opened *channels[NS_MAX_COMMS];
     ns_opened *closed, **last_closed; /* in the order in which they were closed */
+    ns_opened *retired;
     ns_dictionary texts[NS_KINDS + 1];
     ns_dictionary lists;
     ns_ring *next; /* of this process's rings */

@@ -196,6 +196,7 @@ static void clock_is_the_makers(void)
     unlink(ns_ring_path(ring));
     ring = ns_ring_map(descriptor, CAPACITY, true, clock, reason);
     CHECK(ring);
+    CHECK(ns_describe(ring, "{}", 2));
     uint64_t before = ns_now(ring);
     ns_store_heartbeat(ring);
     ns_post_step(ring, 1, 2, false);

@@ -203,6 +203,16 @@ static void no_room_is_an_answer(void)
     none = open_one(ring, opened);
     CHECK(ns_index(none) == 129); /* the number that no other got */
     post_many(none, 10);
+    while (++opened < 512)
+        CHECK(ns_index(open_one(ring, opened)) == (uint32_t)opened + 1);
+    leave_free(2);
+    none = open_one(ring, opened);
+    ns_carried(none);
+    CHECK(ns_index(none) == 0); /* calls that NCCL reports are counted elsewhere than the calls */
+    make_free();
+    none = open_one(ring, opened);
+    ns_carried(none);
+    CHECK(ns_index(none) == 513);
     ns_finish(ring);
     ring_file file = verify(ns_ring_path(ring));
     verify_entries(&file);

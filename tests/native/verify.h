@@ -140,6 +140,8 @@ static inline ring_file verify(const char *path)
               + up(get_word(data + 72, 8)) == file.size);
     for (int word = 128; word < 192; word += 8)
         CHECK(get_word(data + word, 8) == ~get_word(data + mirror + word, 8));
+    uint64_t described = get_word(data + 152, 8), size = get_word(data + 24, 8);
+    CHECK(described && get_word(data + PAGE + described % 2 * size, 8) == described);
     file.position = get_word(data + 192, 8);
     CHECK(get_word(data + 200, 8) == ~file.position);
     file.wrap = get_word(data + 168, 8) ? get_word(data + 168, 8) : file.capacity;
@@ -163,6 +165,7 @@ static inline int verify_entries(const ring_file *file)
     for (uint64_t at = file->table; at < file->carried; at += 32)
         if (get_word(file->data + at, 8)) {
             CHECK(is_sealed(file->data + at, 32, -1));
+            CHECK(at < file->marks || get_word(file->data + at + 24, 4) > 0);
             found++;
         }
     for (uint64_t at = file->carried; at < file->records; at += 8) {

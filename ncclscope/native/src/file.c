@@ -8,59 +8,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { VERSION = 1, MIN_CAPACITY = 1024, SHARE = 8, NAMES_TRIED = 16 };
+enum { VERSION = 3, MIN_CAPACITY = 1024, SHARE = 2, NAMES_TRIED = 16 };
 
 static pthread_mutex_t rings_lock = PTHREAD_MUTEX_INITIALIZER;
 static ns_ring *rings;   /* all of this process, for its children */
 static ns_ring *current; /* the one that the plugin writes */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-
-/* --- sections ------------------------------------------------------------------------------ */
-
-static uint64_t pages(uint64_t size)
-{
-    return (size + NS_PAGE - 1) / NS_PAGE * NS_PAGE;
-}
-
-static uint64_t between(uint64_t low, uint64_t value, uint64_t high)
-{
-    return value < low ? low : value > high ? high : value;
-}
-
-/* As layout.Geometry.for_capacity(). */
-ns_geometry ns_geometry_for(uint64_t capacity, bool device)
-{
-    ns_geometry g = {.capacity = capacity, .about_size = 2 * NS_PAGE};
-    uint64_t wanted = capacity * 8;
-    g.strings_size = pages(between(16 * NS_PAGE, wanted, 64 * NS_PAGE));
-    g.heap_size = pages(between(4 * NS_PAGE, wanted, 256 * NS_PAGE));
-    g.marks = capacity / NS_MARK_EVERY * 2;
-    if (g.marks < 128)
-        g.marks = 128;
-    g.graphs_size = pages(between(16 * NS_PAGE, wanted, 128 * NS_PAGE));
-    g.device_size = device ? pages(NS_MAX_COMMS * 128) : 0;
-    g.about = NS_PAGE;
-    g.strings = g.about + pages(2 * g.about_size);
-    g.heap = g.strings + pages(g.strings_size);
-    g.table = g.heap + pages(g.heap_size);
-    g.mark_area = g.table + pages(2 * NS_MAX_COMMS * NS_ENTRY);
-    g.records = g.mark_area + pages(g.marks * NS_ENTRY);
-    g.total = g.records + pages(capacity * NS_RECORD) + pages(g.graphs_size) + g.device_size;
-    return g;
-}
-
-/* As layout.table_every(): a power of two, a quarter of a small ring's capacity. */
-static uint64_t table_every(uint64_t capacity)
-{
-    uint64_t every = 1;
-    while (every < 1024 && every * 2 <= capacity / 4)
-        every *= 2;
-    return every;
-}
 
 /* --- a process's rings ------------------------------------------------------------------------ */
 
@@ -91,7 +49,16 @@ void ns_set_current(ns_ring *ring)
     __atomic_store_n(&current, ring, __ATOMIC_RELEASE);
 }
 
-ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, char reason[NS_REASON])
+/* Store the complements of words, all of which are zero. */
+static void prepare_words(ns_ring *ring)
+{
+    for (uint64_t word = NS_WORDS; word < NS_WORDS_END; word += 8)
+        ns_put_word(ring, word, 0);
+    ns_put64(ring->file + NS_COUNT + 8, ~(uint64_t)0);
+}
+
+ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, uint64_t clock,
+                     char reason[NS_REASON])
 {
     ns_ring *ring = calloc(1, sizeof *ring);
     if (!ring) {
@@ -109,7 +76,10 @@ ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, char reason
     ring->file = file;
     ring->records = ring->file + ring->geometry.records;
     ring->capacity = capacity;
-    ring->table_mask = table_every(capacity) - 1;
+    ring->clock = clock ? clock : ns_clock();
+    ring->last_closed = &ring->closed;
+    ns_room_open(ring);
+    prepare_words(ring);
     pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&rings_lock);
     ring->next = rings;
@@ -121,14 +91,14 @@ ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, char reason
 void ns_ring_publish(ns_ring *ring)
 {
     const ns_geometry *g = &ring->geometry;
-    uint64_t sizes[] = {g->capacity, g->about_size, g->strings_size, g->heap_size, g->marks};
-    uint64_t magic;
-    ns_put64(ring->file + NS_GRAPHS_SIZE, g->graphs_size);
-    ns_put32(ring->file + 8, VERSION);
-    ns_put32(ring->file + 12, NS_RECORD);
-    memcpy(ring->file + 16, sizes, sizeof sizes);
-    memcpy(&magic, "ncclring", sizeof magic);
-    ns_publish64(ring->file, magic);
+    uint64_t header[NS_HEADER_CHECK / 8] = {
+        0, VERSION | (uint64_t)NS_RECORD << 32, g->capacity, g->about_size, g->strings_size,
+        g->heap_size, g->marks, NS_MAX_COMMS, g->graphs_size, g->device_size, ring->clock,
+    };
+    memcpy(header, "ncclring", 8);
+    memcpy(ring->file + 8, header + 1, sizeof header - 8);
+    ns_put32(ring->file + NS_HEADER_CHECK, ns_crc32(0, header, sizeof header));
+    ns_publish64(ring->file, header[0]); /* last: a reader never sees a header that is not whole */
 }
 
 const char *ns_ring_path(const ns_ring *ring)
@@ -167,23 +137,10 @@ bool ns_describe(ns_ring *ring, const char *json, size_t length)
         ns_put32(to + 12, ns_crc32((uint32_t)generation, json, length));
         ns_put32(to + 16, 0);
         ns_publish64(to, generation);
+        ns_put_word(ring, NS_ABOUTS, generation);
     }
     pthread_mutex_unlock(&ring->lock);
     return true;
-}
-
-void ns_store_heartbeat(ns_ring *ring)
-{
-    if (!ring->detached)
-        ns_publish64(ring->file + NS_HEARTBEAT, ns_now());
-}
-
-void ns_finish(ns_ring *ring)
-{
-    ns_write_table(ring);
-    ns_store_heartbeat(ring);
-    if (!ring->detached)
-        ns_publish64(ring->file + NS_EXITED, ns_now());
 }
 
 void ns_detach(ns_ring *ring)
@@ -209,22 +166,47 @@ static void make_private(const char *directory)
     mkdir(path, 0700);
 }
 
-/* Open a new file in a directory whose name is no link, with its space reserved: a store to a
- * mapped file on a full file system kills the process. Returns -1 with errno. */
-static int reserve(const char *directory, const char *name, uint64_t size)
+/* Reserve the first ranges of a new file; returns an error number. */
+static int reserve_first(int file, const ns_geometry *geometry, const ns_range *ranges, size_t count)
+{
+    if (ftruncate(file, (off_t)geometry->total))
+        return errno;
+    for (size_t at = 0; at < count; at++) {
+        int failed = posix_fallocate(file, (off_t)ranges[at].begin, (off_t)ranges[at].size);
+        if (failed)
+            return failed;
+    }
+    return 0;
+}
+
+/* Open a new file in a directory whose name is no link, with its first ranges reserved. Returns -1
+ * with errno. */
+static int reserve(const char *directory, const char *name, const ns_geometry *geometry)
 {
     struct statvfs system;
+    struct rlimit limit;
+    ns_range ranges[NS_FIRST_RANGES];
+    size_t count = ns_first_ranges(geometry, ranges);
+    uint64_t needed = 0;
+    for (size_t at = 0; at < count; at++)
+        needed += ranges[at].size;
+    /* A larger file would kill the process. */
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur < geometry->total) {
+        errno = EFBIG;
+        return -1;
+    }
     int folder = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), file = -1;
     if (folder < 0)
         return -1;
-    if (fstatvfs(folder, &system) || system.f_bavail * system.f_frsize < size * SHARE) {
+    if (fstatvfs(folder, &system)
+        || (system.f_blocks && system.f_bavail * system.f_frsize < needed * SHARE)) {
         close(folder);
         errno = ENOSPC;
         return -1;
     }
     file = openat(folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file >= 0) {
-        int failed = posix_fallocate(file, 0, (off_t)size);
+        int failed = reserve_first(file, geometry, ranges, count);
         if (failed) {
             close(file);
             unlinkat(folder, name, 0);
@@ -241,7 +223,7 @@ static int reserve(const char *directory, const char *name, uint64_t size)
 static ns_ring *create_in(const char *directory, uint64_t capacity, char reason[NS_REASON])
 {
     char host[256] = "", name[320], path[4096];
-    uint64_t size = ns_geometry_for(capacity, false).total;
+    ns_geometry geometry = ns_geometry_for(capacity, false);
     int file = -1;
     gethostname(host, sizeof host - 1);
     make_private(directory);
@@ -250,8 +232,8 @@ static ns_ring *create_in(const char *directory, uint64_t capacity, char reason[
         if (number)
             snprintf(suffix, sizeof suffix, "-%d", number);
         snprintf(name, sizeof name, "%s-%d-%llx%s.ring", host, (int)getpid(),
-                 (unsigned long long)(ns_now() / 1000000), suffix);
-        file = reserve(directory, name, size);
+                 (unsigned long long)(ns_now(NULL) / 1000000), suffix);
+        file = reserve(directory, name, &geometry);
         if (file < 0 && errno != EEXIST)
             break;
     }
@@ -261,7 +243,7 @@ static ns_ring *create_in(const char *directory, uint64_t capacity, char reason[
         return NULL;
     }
     snprintf(path, sizeof path, "%.3072s/%s", directory, name);
-    ns_ring *ring = ns_ring_map(file, capacity, false, reason);
+    ns_ring *ring = ns_ring_map(file, capacity, false, 0, reason);
     close(file);
     if (ring)
         ns_ring_set_path(ring, path);
@@ -290,25 +272,38 @@ static bool is_own(const char *directory)
     return !lstat(directory, &found) && S_ISDIR(found.st_mode) && found.st_uid == geteuid();
 }
 
-ns_ring *ns_ring_create(const char *directory, uint64_t capacity, char reason[NS_REASON])
+/* Create a ring in the directory that this user has in `base` for those without a place. */
+static ns_ring *create_below(const char *base, const char *directory, uint64_t capacity)
 {
     char parent[2048], elsewhere[3072], why[NS_REASON];
-    ns_ring *ring = NULL;
+    const char *last = strrchr(directory, '/');
+    snprintf(parent, sizeof parent, "%.1024s/ncclscope-%u", base, (unsigned)getuid());
+    snprintf(elsewhere, sizeof elsewhere, "%s/%.512s", parent, last ? last + 1 : directory);
+    if (!strcmp(elsewhere, directory))
+        return NULL;
+    mkdir(parent, 0700);
+    return is_own(parent) ? create_in(elsewhere, capacity, why) : NULL;
+}
+
+ns_ring *ns_ring_create(const char *directory, uint64_t capacity, char reason[NS_REASON])
+{
+    char asked[3072], here[1024];
+    const char *temporary = getenv("TMPDIR");
+    snprintf(asked, sizeof asked, "%s", directory);
+    for (size_t length = strlen(asked); length > 1 && asked[length - 1] == '/'; length--)
+        asked[length - 1] = 0;
     if (capacity < MIN_CAPACITY)
         capacity = MIN_CAPACITY;
     reason[0] = 0;
-    ring = create_in(directory, capacity, reason);
+    ns_ring *ring = create_in(asked, capacity, reason);
     if (ring)
         return ring;
-    const char *temporary = getenv("TMPDIR"), *last = strrchr(directory, '/');
-    snprintf(parent, sizeof parent, "%.1024s/ncclscope-%d",
-             temporary && *temporary ? temporary : "/tmp", (int)getuid());
-    mkdir(parent, 0700);
-    if (!is_own(parent))
-        return NULL;
-    snprintf(elsewhere, sizeof elsewhere, "%s/%.512s", parent, last ? last + 1 : directory);
-    ring = create_in(elsewhere, capacity, why);
+    ring = create_below("/dev/shm", asked, capacity);
+    if (!ring)
+        ring = create_below(temporary && *temporary ? temporary : "/tmp", asked, capacity);
+    if (!ring && getcwd(here, sizeof here))
+        ring = create_below(here, asked, capacity);
     if (ring)
-        leave_pointer(directory, ring);
+        leave_pointer(asked, ring);
     return ring;
 }

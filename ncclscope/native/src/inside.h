@@ -11,24 +11,42 @@ enum {
     NS_PAGE = 4096,
     NS_KINDS = 8,
     NS_MARK_EVERY = 1024,
+    NS_REUSED_FROM = 512, /* communicators from which on numbers are reused */
+    NS_DEVICE_COMMS = 512,
+    NS_FIRST_RECORDS = 1024, /* for which a new file has room */
+    NS_MOST_SHAPES = 32 * NS_PAGE,
+    NS_MOST_SITES = 48 * NS_PAGE,
     /* Offsets in the header. */
+    NS_HEADER_CHECK = 88,
+    NS_WORDS = 128,
     NS_STRINGS_USED = 128,
     NS_HEARTBEAT = 136,
     NS_EXITED = 144,
-    NS_GRAPHS_SIZE = 152,
-    NS_CARRIED = 1024,
+    NS_ABOUTS = 152,
+    NS_WRAP = 168,
+    NS_WORDS_END = 192,
+    NS_COUNT = 192,
     /* Sizes of entries. */
     NS_ABOUT_HEAD = 20,
     NS_TEXT_HEAD = 8,
     NS_HEAP_HEAD = 16,
     NS_ENTRY = 32, /* of the table and of the marks */
+    NS_CARRIED = 8,
+    NS_SLOT = 128,
 };
 
 /* Sizes of the sections in bytes, except `capacity` and `marks`, and their offsets. */
 typedef struct ns_geometry {
     uint64_t capacity, about_size, strings_size, heap_size, marks, graphs_size, device_size;
-    uint64_t about, strings, heap, table, mark_area, records, total;
+    uint64_t about, mirror, strings, heap, table, mark_area, carried, records, graphs, device, total;
 } ns_geometry;
+
+/* A part of the file: offset and size in bytes. */
+typedef struct ns_range {
+    uint64_t begin, size;
+} ns_range;
+
+enum { NS_FIRST_RANGES = 7 };
 
 /* A text or a list that has a number. Entries are never removed one by one. */
 typedef struct ns_known {
@@ -46,28 +64,50 @@ typedef struct ns_dictionary {
     uint32_t count;
 } ns_dictionary;
 
+/* An entry of the strings part that can be overwritten. */
+typedef struct ns_entry {
+    uint64_t offset; /* in the strings part */
+    uint32_t number; /* within its kind */
+    uint32_t length; /* bytes of its data, padded */
+} ns_entry;
+
+/* A channel and where its texts are; its successor takes over both. */
+typedef struct ns_opened {
+    ns_channel channel;
+    ns_entry text;
+    ns_entry *updates;
+    size_t update_count; /* entries, of which the first `update_next` are passed: readers apply */
+    size_t update_next;  /* updates in the order of the file */
+    bool closed;
+    struct ns_opened *next; /* of the closed ones */
+} ns_opened;
+
 struct ns_ring {
     /* Read and written for each call. */
     pthread_mutex_t lock;
     unsigned char *file; /* the mapped file */
     unsigned char *records;
-    uint64_t capacity;
+    uint64_t capacity; /* slots that are used */
     uint64_t position;
     uint64_t table_mask;
+    uint64_t clock;
     bool detached;
     /* The rest. */
     ns_geometry geometry;
+    /* What is reserved: records, bytes of two parts, entries of two parts. */
+    uint64_t room, strings_room, heap_room, table_room, carried_room;
     uint64_t tables, marked, generation, refused;
     uint64_t strings_used, heap_used;
+    uint64_t used[NS_KINDS + 1];   /* bytes of texts of each kind */
+    uint32_t counts[NS_KINDS + 1]; /* their number */
     uint32_t channel_count;
-    ns_channel *channels[NS_MAX_COMMS];
+    ns_opened *channels[NS_MAX_COMMS];
+    ns_opened *closed, **last_closed; /* in the order in which they were closed */
     ns_dictionary texts[NS_KINDS + 1];
     ns_dictionary lists;
     ns_ring *next; /* of this process's rings */
     char path[4096];
 };
-
-uint64_t ns_now(void);
 
 static inline void ns_put32(unsigned char *to, uint32_t value)
 {
@@ -85,10 +125,43 @@ static inline void ns_publish64(unsigned char *to, uint64_t value)
     __atomic_store_n((uint64_t *)(void *)to, value, __ATOMIC_RELEASE);
 }
 
+/* Store a word and its complement in a ring whose lock is held. */
+static inline void ns_put_word(ns_ring *ring, uint64_t offset, uint64_t value)
+{
+    ns_publish64(ring->file + ring->geometry.mirror + offset, ~value);
+    ns_publish64(ring->file + offset, value);
+}
+
+/* --- room.c: what is reserved of a file --------------------------------------------------------- */
+
+bool ns_grows(void); /* whether the kernel can reserve pages of a map; if not, all are at creation */
 ns_geometry ns_geometry_for(uint64_t capacity, bool device);
+/* The ranges of a new file that are reserved at creation; returns how many. */
+size_t ns_first_ranges(const ns_geometry *geometry, ns_range ranges[NS_FIRST_RANGES]);
+void ns_room_open(ns_ring *ring); /* of a new ring, whose geometry is known */
+/* The next ones reserve more at need, in a ring whose lock is held; false without room. */
+bool ns_room_strings(ns_ring *ring, uint64_t size);
+bool ns_room_heap(ns_ring *ring, uint64_t size);
+bool ns_room_comm(ns_ring *ring, uint32_t number);
+/* Reserve slots where they become scarce; without room the first ones are used again. */
+void ns_room_records(ns_ring *ring);
+
+/* --- ring.c ------------------------------------------------------------------------------------- */
+
+/* Store the state of a communicator in one half of the table of a ring whose lock is held. */
+void ns_write_channel(ns_ring *ring, uint64_t half, const ns_channel *channel);
+
+/* --- text.c ------------------------------------------------------------------------------------- */
+
 ns_known *ns_find(const ns_dictionary *in, const void *data, size_t length);
 bool ns_remember(ns_dictionary *in, const void *data, size_t length, uint32_t number);
 void ns_forget(ns_dictionary *all);
-uint32_t ns_text_locked(ns_ring *ring, enum ns_kind kind, const char *text, size_t length);
+/* Append an entry of `length` bytes to a ring whose lock is held: the text, padded with blanks.
+ * False without room. */
+bool ns_append(ns_ring *ring, enum ns_kind kind, const char *text, size_t text_length,
+               uint64_t length, ns_entry *entry);
+/* Store a text and its tail into an entry, padded with blanks. */
+void ns_overwrite(ns_ring *ring, enum ns_kind kind, const ns_entry *entry, const char *text,
+                  size_t text_length, const char *tail);
 
 #endif

@@ -44,9 +44,9 @@ static bool moment_of(PyObject *const *args, Py_ssize_t given, Py_ssize_t at, Mo
     to->graph = number(args, given, at + 3);
     if (PyErr_Occurred())
         return false;
-    if (to->state <= UINT8_MAX && to->flags <= UINT8_MAX)
+    if (to->state <= 2 && to->flags <= UINT8_MAX)
         return true;
-    PyErr_SetString(PyExc_ValueError, "state and flags have 8 bits");
+    PyErr_SetString(PyExc_ValueError, "the state is 0 to 2, and flags have 8 bits");
     return false;
 }
 
@@ -178,10 +178,11 @@ static PyObject *advance(PyObject *self, PyObject *const *args, Py_ssize_t given
     if (!check_count(given, 2, 2))
         return NULL;
     long long position = PyLong_AsLongLong(args[0]);
-    unsigned state = (unsigned)number(args, given, 1);
+    uint64_t state = number(args, given, 1);
     if (PyErr_Occurred())
         return NULL;
-    ns_advance(((Ring *)self)->ring, position, state);
+    if (state <= 2)
+        ns_advance(((Ring *)self)->ring, position, (unsigned)state);
     Py_RETURN_NONE;
 }
 
@@ -300,11 +301,31 @@ static PyObject *channel(PyObject *self, PyObject *args)
         return NULL;
     ns_channel *opened = ns_channel_open(((Ring *)self)->ring, json, (size_t)length, members);
     if (!opened)
-        Py_RETURN_NONE;
+        return PyErr_NoMemory();
     Channel *made = PyObject_New(Channel, ns_channel_type);
     if (made)
         made->channel = opened;
     return (PyObject *)made;
+}
+
+static PyObject *update_channel(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *channel;
+    const char *json;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "O!s#", ns_channel_type, &channel, &json, &length))
+        return NULL;
+    ns_channel_update(((Channel *)channel)->channel, json, (size_t)length);
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_channel(PyObject *Py_UNUSED(self), PyObject *object)
+{
+    ns_channel *closed = channel_of(object);
+    if (!closed)
+        return NULL;
+    ns_channel_close(closed);
+    Py_RETURN_NONE;
 }
 
 static PyObject *channel_get(PyObject *self, void *field)
@@ -312,7 +333,7 @@ static PyObject *channel_get(PyObject *self, void *field)
     const ns_channel *channel = ((Channel *)self)->channel;
     switch ((int)(intptr_t)field) {
     case 0:
-        return PyLong_FromUnsignedLong(channel->index);
+        return PyLong_FromUnsignedLong(ns_index(channel));
     case 1:
         return PyLong_FromUnsignedLongLong(channel->seq);
     case 2:
@@ -394,12 +415,12 @@ static PyObject *part_channel(PyObject *self, void *Py_UNUSED(unused))
 static PyObject *open_ring(PyObject *Py_UNUSED(module), PyObject *args)
 {
     int descriptor, device;
-    unsigned long long capacity;
+    unsigned long long capacity, clock;
     const char *path;
     char reason[NS_REASON] = "";
-    if (!PyArg_ParseTuple(args, "iKpy", &descriptor, &capacity, &device, &path))
+    if (!PyArg_ParseTuple(args, "iKpyK", &descriptor, &capacity, &device, &path, &clock))
         return NULL;
-    ns_ring *ring = ns_ring_map(descriptor, capacity, device, reason);
+    ns_ring *ring = ns_ring_map(descriptor, capacity, device, clock, reason);
     if (!ring) {
         PyErr_SetString(PyExc_OSError, reason);
         return NULL;
@@ -456,6 +477,11 @@ static PyObject *ring_used(PyObject *self, void *Py_UNUSED(unused))
     return PyLong_FromUnsignedLongLong(ns_strings_used(((Ring *)self)->ring));
 }
 
+static PyObject *ring_sites(PyObject *self, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLongLong(ns_sites_used(((Ring *)self)->ring));
+}
+
 static PyObject *ring_capture(PyObject *self, void *Py_UNUSED(unused))
 {
     PyObject *capture = ((Ring *)self)->capture ? ((Ring *)self)->capture : Py_None;
@@ -509,7 +535,8 @@ static PyObject *sign(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef ring_methods[] = {
     {"advance", FAST(advance), "Set the state of the record at a position."},
     {"store_heartbeat", store_heartbeat, METH_NOARGS, "Store a heartbeat."},
-    {"channel", channel, METH_VARARGS, "Return a new channel; None without room."},
+    {"channel", channel, METH_VARARGS, "Return a new channel; its index is 0 without room."},
+    {"close_channel", close_channel, METH_O, "Let a later channel take the number of one."},
     {"describe", describe, METH_O, "Store the process description; False if it is too long."},
     {"detach", detach, METH_NOARGS, "Discard everything from here on."},
     {"finish", finish, METH_NOARGS, "Record a normal exit."},
@@ -524,6 +551,7 @@ static PyMethodDef ring_methods[] = {
     {"sizes", sizes, METH_O, "Return the place of a sizes list; 0 without room."},
     {"sizes_of", sizes_of, METH_O, "Return the sizes list at a place; None if it has expired."},
     {"text", text, METH_VARARGS, "Return the number of a text of a kind; 0 without room."},
+    {"update_channel", update_channel, METH_VARARGS, "Add to the text of a channel."},
     {"withdraw", withdraw, METH_VARARGS, "Withdraw a call that was not sent."},
     {"write_table", write_table, METH_NOARGS, "Write the table of communicators."},
     {0},
@@ -534,6 +562,7 @@ static PyGetSetDef ring_fields[] = {
     {"position", ring_position, NULL, "Number of records made.", NULL},
     {"refused", ring_refused, NULL, "Number of texts not written.", NULL},
     {"strings_used", ring_used, NULL, "Bytes of texts written.", NULL},
+    {"sites_used", ring_sites, NULL, "Bytes of call sites among them.", NULL},
     {0},
 };
 

@@ -241,7 +241,7 @@ static void put_machine(struct text *into)
     put_string(into, host, strlen(host));
     put_number(into, "pid", (uint64_t)getpid());
     put_number(into, "parent", (uint64_t)getppid());
-    put_number(into, "started_ns", ns_now());
+    put_number(into, "started_ns", ns_now(NULL));
     put_field(into, "boot_id", boot);
     put_number(into, "pid_namespace",
                stat("/proc/self/ns/pid", &space) == 0 ? (uint64_t)space.st_ino : 0);

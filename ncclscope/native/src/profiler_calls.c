@@ -140,7 +140,7 @@ static uint64_t pack(ns_channel *channel, const struct call *call, ns_call *fixe
         snprintf(agreed, sizeof agreed, "%zu", equal);
     *fixed = (ns_call){
         .numel = numel,
-        .comm = (uint16_t)channel->index,
+        .comm = (uint16_t)ns_index(channel),
         .op = (uint16_t)ns_text(channel->ring, NS_OP, call->op, strlen(call->op)),
         .dtype = small_text(channel->ring, NS_DTYPE, call->dtype),
         .ndim = NO_SHAPE,
@@ -215,7 +215,7 @@ static void note_replays(ns_comm *comm, ns_channel *channel)
         return;
     char json[64];
     int length = snprintf(json, sizeof json, "{\"comm\": %" PRIu32 ", \"replays_unseen\": true}",
-                          channel->index);
+                          ns_index(channel));
     ns_channel_update(channel, json, (size_t)length);
 }
 
@@ -233,7 +233,7 @@ void ns_number(ns_comm *comm, const char *func, uint64_t number)
     char json[128];
     int length = snprintf(json, sizeof json,
                           "{\"comm\": %" PRIu32 ", \"made_before\": {\"%s\": %" PRIu64 "}}",
-                          channel->index, functions[function].op, number);
+                          ns_index(channel), functions[function].op, number);
     ns_channel_update(channel, json, (size_t)length);
 }
 

@@ -160,6 +160,8 @@ static ns_channel *find_channel(ns_comm *comm)
     ns_channel *own = atomic_load(&comm->own);
     if (own == NULL && comm->ring != NULL) {
         own = open_channel(comm);
+        if (own != NULL && ns_index(own) == 0)
+            own = NULL;
         atomic_store(&comm->own, own);
     }
     if (own == NULL) {
@@ -193,7 +195,7 @@ void ns_comm_bind(ns_comm *comm, ns_channel *channel)
     int length = snprintf(json, sizeof json,
                           "{\"comm\": %" PRIu32 ", \"comm_hash\": \"0x%" PRIx64 "\", "
                           "\"comm_rank\": %d, \"size\": %d}",
-                          channel->index, comm->hash, comm->rank, comm->ranks);
+                          ns_index(channel), comm->hash, comm->rank, comm->ranks);
     ns_channel_update(channel, json, (size_t)length);
 }
 
@@ -204,6 +206,7 @@ void ns_comm_close(ns_comm *comm)
         return;
     char json[96];
     int length = snprintf(json, sizeof json, "{\"comm\": %" PRIu32 ", \"closed_ns\": %" PRIu64 "}",
-                          own->index, ns_now());
+                          ns_index(own), ns_now(own->ring));
     ns_channel_update(own, json, (size_t)length);
+    ns_channel_close(own); /* a probe closes its own */
 }

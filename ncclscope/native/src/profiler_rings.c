@@ -245,7 +245,7 @@ static struct own *make_ring(const ns_comm *comm)
     }
     one->about = (ns_about){.api = comm->version, .nccl = nccl_version};
     if (mode == NS_DORMANT)
-        one->about.armed_ns = ns_now();
+        one->about.armed_ns = ns_now(one->ring);
     one->launched = count == 0 && ns_rank_of_launcher(&one->about.rank, &one->about.world);
     if (!one->launched || comm->ranks > one->about.world)
         identify(one, comm);

@@ -13,11 +13,32 @@ static const uint64_t base = 0x3A8F05C5;
 static const uint64_t captured = 0x9E3779B97F4A7C15;
 static const uint64_t replayed = 0xB7E151628AED2A6B;
 
-uint64_t ns_now(void)
+/* --- time ---------------------------------------------------------------------------------- */
+
+static uint64_t process_clock;
+static pthread_once_t clock_once = PTHREAD_ONCE_INIT;
+
+static uint64_t read_clock(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static void read_process_clock(void)
+{
+    process_clock = read_clock(CLOCK_REALTIME) - read_clock(CLOCK_MONOTONIC);
+}
+
+uint64_t ns_clock(void)
+{
+    pthread_once(&clock_once, read_process_clock);
+    return process_clock;
+}
+
+uint64_t ns_now(const ns_ring *ring)
+{
+    return read_clock(CLOCK_MONOTONIC) + (ring ? ring->clock : ns_clock());
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -27,31 +48,103 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 static const uint64_t most = ((uint64_t)1 << 62) - 1;
 
+/* --- checks -------------------------------------------------------------------------------- */
+
+/* As layout.FACTORS. */
+static const uint64_t factors[12] = {
+    0xF4B0BF2BEC31C3C5, 0x20CB422372699E39, 0x97589B0FE3B7FF85, 0xCDA49E49041F8DA3,
+    0x114F6E4CDC478947, 0xDCD330BEF31A7C39, 0xB458B3A40CC8F329, 0xF330002EC698E72F,
+    0xDE498A165B23033D, 0x51E6CF165F5883A1, 0x8FCB3C68960D9AE3, 0x2FEADF1E1DE92951,
+};
+
+/* The sum of four words from the `at`th on; four such multiplications do not wait for each other. */
+static inline uint64_t sum(const uint64_t *words, int at)
+{
+    return (words[at] * factors[at] + words[at + 1] * factors[at + 1])
+           + (words[at + 2] * factors[at + 2] + words[at + 3] * factors[at + 3]);
+}
+
+/* The check of a record, as layout.check(); the words need not be without state and check. */
+static inline uint32_t check_record(const uint64_t words[12])
+{
+    const uint64_t moment = words[10] & ~(uint64_t)0 >> 8, end = (uint32_t)words[11];
+    uint64_t rest = (words[8] * factors[8] + words[9] * factors[9])
+                    + (moment * factors[10] + end * factors[11]);
+    return (uint32_t)((sum(words, 0) + sum(words, 4) + rest) >> 32);
+}
+
+/* Compute the check of a record in the file anew, as one of its fields has been changed. */
+static void seal(unsigned char *record)
+{
+    uint64_t words[12];
+    memcpy(words, record, sizeof words);
+    ns_put32(record + 92, check_record(words));
+}
+
+/* Store an entry of the table or the marks; `last` is its u32 before the check. */
+static void store_entry(unsigned char *to, uint64_t begin, uint64_t seq, uint64_t hash, uint32_t last)
+{
+    uint64_t words[4] = {begin, seq, hash, last};
+    words[3] |= sum(words, 0) >> 32 << 32;
+    ns_publish64(to, 0);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    memcpy(to + 8, words + 1, 24);
+    ns_publish64(to, begin);
+}
+
 /* --- a record ------------------------------------------------------------------------------ */
 
-/* Store the next record of a ring whose lock is held. If the process dies in between, its two
- * ends differ: the first store marks it as begun, the last one as whole. */
-static void store(ns_ring *ring, uint64_t now, uint64_t hash, uint64_t seq, const void *fixed,
-                  const void *moment)
+/* As layout.STATES. */
+static const unsigned char states[] = {0x0F, 0x33, 0x55};
+enum { STATES = sizeof states };
+
+/* Store the next record of a ring whose lock is held, and return its position. If the process dies
+ * in between, its two ends differ: the first store marks it as begun, the last one as whole. */
+static uint64_t store(ns_ring *ring, uint32_t comm, uint64_t hash, uint64_t seq, const void *fixed,
+                      uint64_t moment)
 {
-    uint64_t position = ring->position++;
-    unsigned char *to = ring->records + position % ring->capacity * NS_RECORD;
+    uint64_t position = ring->position++, begin = position + 1, words[12];
     if (ring->detached)
-        return;
-    ns_publish64(to, position + 1);
+        return position;
+    unsigned char *to = ring->records + position % ring->capacity * NS_RECORD;
+    words[0] = begin;
+    words[1] = ns_now(ring); /* here, so that times are in the order of the records */
+    words[2] = hash;
+    words[3] = seq;
+    memcpy(words + 4, fixed, NS_FIXED);
+    words[7] = (words[7] & ~(uint64_t)0xFFFF) | comm;
+    words[10] = moment;
+    words[11] = (uint32_t)begin;
+    words[11] |= (uint64_t)check_record(words) << 32;
+    ns_publish64(to, begin);
     __atomic_thread_fence(__ATOMIC_RELEASE);
-    ns_put64(to + 8, now);
-    ns_put64(to + 16, hash);
-    ns_put64(to + 24, seq);
-    memcpy(to + 32, fixed, NS_FIXED);
-    memcpy(to + 80, moment, 8);
-    ns_publish64(to + 88, position + 1);
+    memcpy(to + 8, words + 1, NS_RECORD - 16);
+    ns_publish64(to + 88, words[11]);
+    ns_publish64(ring->file + NS_COUNT, begin);
+    ns_publish64(ring->file + NS_COUNT + 8, ~begin);
+    return position;
 }
 
 static uint64_t moment_of(uint32_t graph, uint64_t group, unsigned flags, unsigned state)
 {
     uint64_t number = group ? (group - 1) % 0xFFFF + 1 : 0;
-    return graph | number << 32 | (uint64_t)(flags & 0xFF) << 48 | (uint64_t)(state & 0xFF) << 56;
+    uint64_t spelled = states[state < STATES ? state : 0];
+    return graph | number << 32 | (uint64_t)(flags & 0xFF) << 48 | spelled << 56;
+}
+
+/* --- table and marks -------------------------------------------------------------------------- */
+
+static void store_heartbeat_locked(ns_ring *ring)
+{
+    if (!ring->detached)
+        ns_put_word(ring, NS_HEARTBEAT, ns_now(ring));
+}
+
+void ns_write_channel(ns_ring *ring, uint64_t half, const ns_channel *channel)
+{
+    uint64_t entry = half * NS_MAX_COMMS + channel->index - 1;
+    store_entry(ring->file + ring->geometry.table + entry * NS_ENTRY, ring->position + 1,
+                channel->seq, channel->hash, (uint32_t)channel->p2p);
 }
 
 static void write_table_locked(ns_ring *ring)
@@ -59,42 +152,27 @@ static void write_table_locked(ns_ring *ring)
     if (ring->detached)
         return;
     ring->tables++;
-    ns_store_heartbeat(ring);
-    unsigned char *half =
-        ring->file + ring->geometry.table + ring->tables % 2 * NS_MAX_COMMS * NS_ENTRY;
-    uint64_t begin = ring->position + 1;
-    for (uint32_t at = 0; at < ring->channel_count; at++) {
-        const ns_channel *channel = ring->channels[at];
-        unsigned char *entry = half + (uint64_t)at * NS_ENTRY;
-        ns_put32(entry + 28, 0);
-        ns_publish64(entry, begin);
-        ns_put64(entry + 8, channel->seq);
-        ns_put64(entry + 16, channel->hash);
-        ns_put32(entry + 24, (uint32_t)channel->p2p);
-        __atomic_store_n((uint32_t *)(void *)(entry + 28), (uint32_t)begin, __ATOMIC_RELEASE);
-    }
+    store_heartbeat_locked(ring);
+    for (uint32_t at = 0; at < ring->channel_count; at++)
+        ns_write_channel(ring, ring->tables % 2, &ring->channels[at]->channel);
 }
 
 static void mark_locked(ns_ring *ring, const ns_channel *channel, uint64_t position, uint64_t seq,
                         uint64_t hash)
 {
-    if (ring->detached)
+    if (ring->detached || !channel->index)
         return;
     uint64_t place = ring->marked++ % ring->geometry.marks;
-    unsigned char *to = ring->file + ring->geometry.mark_area + place * NS_ENTRY;
-    uint64_t begin = position + 1;
-    ns_put32(to + 28, 0);
-    ns_publish64(to, begin);
-    ns_put64(to + 8, seq);
-    ns_put64(to + 16, hash);
-    ns_put32(to + 24, channel->index);
-    __atomic_store_n((uint32_t *)(void *)(to + 28), (uint32_t)begin, __ATOMIC_RELEASE);
+    store_entry(ring->file + ring->geometry.mark_area + place * NS_ENTRY, position + 1, seq, hash,
+                channel->index);
 }
 
 static void table_if_due(ns_ring *ring)
 {
-    if (!(ring->position & ring->table_mask))
-        write_table_locked(ring);
+    if (ring->position & ring->table_mask)
+        return;
+    write_table_locked(ring);
+    ns_room_records(ring);
 }
 
 /* --- calls ------------------------------------------------------------------------------- */
@@ -108,11 +186,10 @@ int64_t ns_post(ns_channel *channel, const void *fixed, uint64_t signature, unsi
         signature = signature * captured | 1;
     else if (flags & NS_REPLAYED)
         signature = signature * replayed | 1;
-    uint64_t now = ns_now();
     pthread_mutex_lock(&ring->lock);
-    uint64_t position = ring->position, seq = ++channel->seq;
+    uint64_t seq = ++channel->seq;
     channel->hash = channel->hash * base + signature;
-    store(ring, now, channel->hash, seq, fixed, &moment);
+    uint64_t position = store(ring, channel->index, channel->hash, seq, fixed, moment);
     if (!(seq % NS_MARK_EVERY))
         mark_locked(ring, channel, position, seq, channel->hash);
     table_if_due(ring);
@@ -124,10 +201,10 @@ int64_t ns_post_p2p(ns_channel *channel, const void *fixed, unsigned state, unsi
                     uint64_t group, uint32_t graph)
 {
     ns_ring *ring = channel->ring;
-    uint64_t moment = moment_of(graph, group, flags, state), now = ns_now();
+    uint64_t moment = moment_of(graph, group, flags, state);
     pthread_mutex_lock(&ring->lock);
-    uint64_t position = ring->position;
-    store(ring, now, channel->hash, ++channel->p2p, fixed, &moment);
+    uint64_t seq = ++channel->p2p;
+    uint64_t position = store(ring, channel->index, channel->hash, seq, fixed, moment);
     table_if_due(ring);
     pthread_mutex_unlock(&ring->lock);
     return (int64_t)position;
@@ -136,11 +213,9 @@ int64_t ns_post_p2p(ns_channel *channel, const void *fixed, unsigned state, unsi
 int64_t ns_post_step(ns_ring *ring, uint64_t number, uint64_t held, bool dummy)
 {
     ns_call call = {.numel = held, .ndim = 255, .root = -1};
-    uint64_t moment = 0, now = ns_now();
     call.fixed = (uint8_t)(NS_FIXED_STEP | (dummy ? NS_FIXED_DUMMY : 0));
     pthread_mutex_lock(&ring->lock);
-    uint64_t position = ring->position;
-    store(ring, now, 0, least(number, most), &call, &moment);
+    uint64_t position = store(ring, 0, 0, least(number, most), &call, moment_of(0, 0, 0, 0));
     table_if_due(ring);
     pthread_mutex_unlock(&ring->lock);
     return (int64_t)position;
@@ -160,19 +235,20 @@ static void mark_replay(ns_ring *ring, const ns_part *part, uint64_t position, u
 
 int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64_t replay)
 {
-    uint64_t now = ns_now();
     int64_t first = -1;
     pthread_mutex_lock(&ring->lock);
     for (size_t at = 0; at < count; at++) {
         const ns_part *part = &parts[at];
         ns_channel *channel = part->channel;
-        uint64_t position = ring->position, seq = channel->seq, hash = channel->hash;
+        uint64_t seq = channel->seq, hash = channel->hash, moment;
         unsigned char fixed[NS_FIXED];
         ns_put64(fixed, replay);
         memcpy(fixed + 8, part->repeats, NS_FIXED - 8);
+        memcpy(&moment, part->repeats + NS_FIXED - 8, sizeof moment);
         channel->seq += part->count;
         channel->hash = hash * part->powers[part->count] + part->hashes[part->count];
-        store(ring, now, channel->hash, channel->seq, fixed, part->repeats + NS_FIXED - 8);
+        uint64_t position =
+            store(ring, channel->index, channel->hash, channel->seq, fixed, moment);
         if (first < 0)
             first = (int64_t)position;
         mark_replay(ring, part, position, seq, hash);
@@ -194,9 +270,9 @@ static unsigned char *kept(ns_ring *ring, int64_t position)
 void ns_advance(ns_ring *ring, int64_t position, unsigned state)
 {
     pthread_mutex_lock(&ring->lock);
-    unsigned char *record = kept(ring, position);
+    unsigned char *record = state < STATES ? kept(ring, position) : NULL;
     if (record)
-        record[87] = (unsigned char)state;
+        record[87] = states[state];
     pthread_mutex_unlock(&ring->lock);
 }
 
@@ -234,7 +310,7 @@ bool ns_withdraw(ns_channel *channel, int64_t position)
     pthread_mutex_lock(&ring->lock);
     unsigned char *record = kept(ring, position);
     /* A table or a mark that counts the call stays, and so does the call then. */
-    if (record && get(record + 56, 2) == channel->index
+    if (record && channel->index && get(record + 56, 2) == channel->index
         && !(((uint64_t)position ^ ring->position) & ~ring->table_mask)) {
         uint64_t seq = get(record + 24, 8);
         if (record[63] & NS_FIXED_P2P) {
@@ -246,8 +322,10 @@ bool ns_withdraw(ns_channel *channel, int64_t position)
             channel->hash = hash;
             done = true;
         }
-        if (done)
+        if (done) {
             record[63] = NS_FIXED_STEP | NS_FIXED_UNSENT;
+            seal(record);
+        }
     }
     pthread_mutex_unlock(&ring->lock);
     return done;
@@ -257,8 +335,10 @@ void ns_set_peer(ns_ring *ring, int64_t position, int32_t peer)
 {
     pthread_mutex_lock(&ring->lock);
     unsigned char *record = kept(ring, position);
-    if (record)
+    if (record) {
         ns_put32(record + 64, (uint32_t)peer);
+        seal(record);
+    }
     pthread_mutex_unlock(&ring->lock);
 }
 
@@ -269,37 +349,20 @@ void ns_write_table(ns_ring *ring)
     pthread_mutex_unlock(&ring->lock);
 }
 
-/* --- communicators ------------------------------------------------------------------------- */
-
-ns_channel *ns_channel_open(ns_ring *ring, const char *json, size_t length, uint32_t members)
+void ns_store_heartbeat(ns_ring *ring)
 {
-    ns_channel *channel = calloc(1, sizeof *channel);
-    if (!channel)
-        return NULL;
-    channel->ring = ring;
-    channel->members = members;
-    channel->index = 1;
     pthread_mutex_lock(&ring->lock);
-    if (!ring->detached) {
-        uint32_t number = ring->channel_count < NS_MAX_COMMS
-                              ? ns_text_locked(ring, NS_COMM, json, length)
-                              : 0;
-        if (number != ring->channel_count + 1) {
-            pthread_mutex_unlock(&ring->lock);
-            free(channel);
-            return NULL;
-        }
-        channel->index = number;
-        ring->channels[ring->channel_count++] = channel;
-        write_table_locked(ring);
-    }
+    store_heartbeat_locked(ring);
     pthread_mutex_unlock(&ring->lock);
-    return channel;
 }
 
-void ns_channel_update(ns_channel *channel, const char *json, size_t length)
+void ns_finish(ns_ring *ring)
 {
-    ns_text(channel->ring, NS_COMM_UPDATE, json, length);
+    pthread_mutex_lock(&ring->lock);
+    write_table_locked(ring); /* with a heartbeat */
+    if (!ring->detached)
+        ns_put_word(ring, NS_EXITED, ns_now(ring));
+    pthread_mutex_unlock(&ring->lock);
 }
 
 /* --- what a probe and the plugin say to each other -------------------------------------------- */
@@ -353,8 +416,8 @@ void ns_carried(ns_channel *channel)
     if (is_counted(channel))
         return;
     uint64_t count = __atomic_add_fetch(&channel->carried, 1, __ATOMIC_RELAXED);
-    if (!ring->detached)
-        __atomic_store_n(
-            (uint32_t *)(void *)(ring->file + NS_CARRIED + 4 * (uint64_t)(channel->index - 1)),
-            (uint32_t)count, __ATOMIC_RELAXED);
+    uint64_t index = ns_index(channel);
+    if (index && !ring->detached)
+        ns_publish64(ring->file + ring->geometry.carried + (index - 1) * NS_CARRIED,
+                     (uint32_t)count | (uint64_t)~(uint32_t)count << 32);
 }

@@ -14,7 +14,7 @@
 /* The library exports these and nothing else but what NCCL looks up in it. */
 #pragma GCC visibility push(default)
 
-#define NS_MAX_COMMS 512
+#define NS_MAX_COMMS 8192 /* communicators at one time */
 #define NS_RECORD 96
 #define NS_FIXED 48
 #if defined(__GNUC__)
@@ -31,14 +31,14 @@ enum { NS_CAPTURED = 1, NS_REPLAYED = 2 };
 
 typedef struct ns_ring ns_ring;
 
-/* The writing end of a communicator; lives as long as the process. */
+/* The writing end of a communicator; its memory lives as long as the process. */
 typedef struct ns_channel {
     ns_ring *ring;
     uint64_t seq;      /* collectives recorded so far */
     uint64_t hash;     /* running hash after them */
     uint64_t p2p;      /* sends and receives recorded so far */
     uint64_t carried;  /* calls that NCCL reported on it, recorded here or by a probe */
-    uint32_t index;    /* its number in the file, from 1 */
+    uint32_t index;    /* see ns_index() */
     uint32_t members;  /* number of its members; 0 if unknown */
 } ns_channel;
 
@@ -58,8 +58,15 @@ typedef struct ns_part {
     uint64_t count;                           /* how many there are */
     const uint64_t *powers;                   /* of the hash's base, from 0 to `count` */
     const uint64_t *hashes;                   /* running hashes from 0 after 0 to `count` calls */
-    unsigned char repeats[NS_FIXED];          /* of the last call: FIXED without numel, MOMENT */
+    /* Of the last call: FIXED without numel, and MOMENT, whose state is spelled as in the file. */
+    unsigned char repeats[NS_FIXED];
 } ns_part;
+
+/* --- time ---------------------------------------------------------------------------------- */
+
+/* Nanoseconds from the begin of CLOCK_MONOTONIC to that of 1970, when this process first asked. */
+uint64_t ns_clock(void);
+uint64_t ns_now(const ns_ring *ring); /* since 1970, by the clock of a ring; NULL: by ns_clock() */
 
 /* --- a ring ------------------------------------------------------------------------------- */
 
@@ -67,10 +74,12 @@ typedef struct ns_part {
  * Returns NULL with the reason in `reason`. `capacity` is the number of records, at least 1024. */
 ns_ring *ns_ring_create(const char *directory, uint64_t capacity, char reason[NS_REASON]);
 
-/* Take over an open, reserved, empty file of the size of its geometry; the caller keeps the
- * descriptor. `device` says whether it has a device section. The caller writes the process
- * description and then ns_ring_publish(). */
-ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, char reason[NS_REASON]);
+/* Take over an open, empty file of the size of its geometry, whose first ranges are reserved (see
+ * ns_first_ranges()); the caller keeps the descriptor. `device` says whether it has a device part.
+ * `clock` is added to CLOCK_MONOTONIC; 0 means this process's ns_clock(). The caller writes the
+ * process description and then ns_ring_publish(). */
+ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, uint64_t clock,
+                     char reason[NS_REASON]);
 void ns_ring_publish(ns_ring *ring); /* write the header; a reader accepts the file from then on */
 
 const char *ns_ring_path(const ns_ring *ring); /* "" for one from ns_ring_map() */
@@ -86,17 +95,25 @@ void ns_detach(ns_ring *ring); /* discard everything from here on: the child aft
 
 /* --- texts, lists, communicators ------------------------------------------------------------ */
 
-uint32_t ns_text(ns_ring *ring, enum ns_kind kind, const char *text, size_t length); /* 0: no room */
+/* Returns 0 without room. Texts of communicators are written by ns_channel_open() alone, and their
+ * updates by ns_channel_update(). */
+uint32_t ns_text(ns_ring *ring, enum ns_kind kind, const char *text, size_t length);
 bool ns_knows(ns_ring *ring, enum ns_kind kind, const char *text, size_t length);
 uint64_t ns_strings_used(const ns_ring *ring); /* bytes of texts written */
+uint64_t ns_sites_used(const ns_ring *ring);   /* of these, bytes of call sites */
 uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count);                /* 0: no room */
 bool ns_holds(const ns_ring *ring, uint32_t place); /* whether a list is not overwritten soon */
 /* Copy a list; returns its length, or -1 if there is none or it has been overwritten. */
 int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room);
 
-/* Returns NULL without room. `json` as layout.py describes a communicator's text. */
+/* Return the writing end of a new communicator, whose text `json` is as in layout.py. One without
+ * room has the number 0: its calls are recorded, but not as its own. NULL without memory. */
 ns_channel *ns_channel_open(ns_ring *ring, const char *json, size_t length, uint32_t members);
-/* Add to a description: `json` has "comm", the channel's index, and what has changed. */
+/* The communicator was destroyed: a later one may take its number. May be called again. */
+void ns_channel_close(ns_channel *channel);
+/* Its number in the file, from 1; 0 without room, or once another communicator has taken it. */
+uint32_t ns_index(const ns_channel *channel);
+/* Add to a description: `json` has "comm", the channel's number, and what has changed. */
 void ns_channel_update(ns_channel *channel, const char *json, size_t length);
 
 /* --- calls ------------------------------------------------------------------------------- */
@@ -106,8 +123,9 @@ void ns_channel_update(ns_channel *channel, const char *json, size_t length);
 uint64_t ns_sign(const char *op, const char *dtype, const char *redop, int32_t root,
                  const char *agreed);
 
-/* Record a collective and return its position. `state`, `flags`, `group`, `graph` as in
- * layout.py; flags change the signature as model.signature's captured() and replayed() do. */
+/* Record a collective and return its position. `flags`, `group`, `graph` as in layout.py, `state`
+ * from 0 to 2; the communicator in `fixed` is replaced by the channel's number. Flags change the
+ * signature as model.signature's captured() and replayed() do. */
 int64_t ns_post(ns_channel *channel, const void *fixed, uint64_t signature, unsigned state,
                 unsigned flags, uint64_t group, uint32_t graph);
 int64_t ns_post_p2p(ns_channel *channel, const void *fixed, unsigned state, unsigned flags,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 enum { LISTS_KEPT = 4096 };
+static const uint64_t longest = (1 << 24) - 1; /* as layout.LONGEST_ENTRY */
 static const uint64_t heap_end = (uint64_t)8 << 32;
 
 static uint64_t hash_of(const void *data, size_t length)
@@ -56,49 +57,56 @@ void ns_forget(ns_dictionary *all)
     all->count = 0;
 }
 
-/* As layout.checksum(). */
-static uint16_t checksum(uint32_t kind, uint32_t number, const void *data, size_t length)
+void ns_overwrite(ns_ring *ring, enum ns_kind kind, const ns_entry *entry, const char *text,
+                  size_t text_length, const char *tail)
 {
-    return (uint16_t)(ns_crc32(kind << 24 ^ (number & 0xFFFFFF), data, length) % 0xFFFF + 1);
+    unsigned char *to = ring->file + ring->geometry.strings + entry->offset;
+    unsigned char *data = to + NS_TEXT_HEAD;
+    size_t tail_length = strlen(tail);
+    memcpy(data, text, text_length);
+    memcpy(data + text_length, tail, tail_length);
+    memset(data + text_length + tail_length, ' ', entry->length - text_length - tail_length);
+    /* As layout.checksum(). */
+    uint32_t start = (uint32_t)kind << 24 ^ (entry->number & 0xFFFFFF);
+    ns_put32(to, entry->length | (uint32_t)kind << 24);
+    ns_put32(to + 4, ns_crc32(start, data, entry->length));
 }
 
-uint32_t ns_text_locked(ns_ring *ring, enum ns_kind kind, const char *text, size_t length)
+bool ns_append(ns_ring *ring, enum ns_kind kind, const char *text, size_t text_length,
+               uint64_t length, ns_entry *entry)
 {
-    ns_dictionary *known = &ring->texts[kind];
-    const ns_known *found = ns_find(known, text, length);
-    if (found)
-        return found->number;
-    if (ring->detached) {
-        ring->refused++;
-        return 0;
-    }
-    uint64_t size = (NS_TEXT_HEAD + length + 7) / 8 * 8, room = ring->geometry.strings_size;
-    if (kind == NS_SHAPE)
-        room /= 2; /* leave room for texts that matter more */
-    else if (kind == NS_SITE)
-        room -= room / 4;
-    uint32_t number = known->count + 1;
-    if (length >= room || ring->strings_used + size > room
-        || !ns_remember(known, text, length, number))
-        return 0;
-    unsigned char *to = ring->file + ring->geometry.strings + ring->strings_used;
-    uint16_t check = checksum(kind, number, text, length);
-    ns_put32(to, (uint32_t)length);
-    to[4] = (unsigned char)kind;
-    to[5] = 0;
-    memcpy(to + 6, &check, sizeof check);
-    memcpy(to + NS_TEXT_HEAD, text, length);
-    ring->strings_used += size;
-    ns_publish64(ring->file + NS_STRINGS_USED, ring->strings_used);
-    return number;
+    uint64_t whole = ring->geometry.strings_size, end, own;
+    uint64_t most = kind == NS_SHAPE ? NS_MOST_SHAPES : kind == NS_SITE ? NS_MOST_SITES : whole;
+    if (length > longest)
+        return false;
+    end = ring->strings_used + (NS_TEXT_HEAD + length + 7) / 8 * 8;
+    own = ring->used[kind] + end - ring->strings_used;
+    if (end > whole || own > most || !ns_room_strings(ring, end))
+        return false;
+    *entry = (ns_entry){ring->strings_used, ++ring->counts[kind], (uint32_t)length};
+    ns_overwrite(ring, kind, entry, text, text_length, "");
+    ring->strings_used = end;
+    ring->used[kind] = own;
+    ns_put_word(ring, NS_STRINGS_USED, end);
+    return true;
 }
 
 uint32_t ns_text(ns_ring *ring, enum ns_kind kind, const char *text, size_t length)
 {
-    if ((int)kind < NS_COMM || (int)kind > NS_KINDS)
+    uint32_t number = 0;
+    ns_entry entry;
+    if ((int)kind < NS_COMM || (int)kind > NS_KINDS || kind == NS_COMM || kind == NS_COMM_UPDATE)
         return 0;
     pthread_mutex_lock(&ring->lock);
-    uint32_t number = ns_text_locked(ring, kind, text, length);
+    const ns_known *found = ns_find(&ring->texts[kind], text, length);
+    if (found) {
+        number = found->number;
+    } else if (ring->detached) {
+        ring->refused++;
+    } else if (ns_append(ring, kind, text, length, length, &entry)) {
+        number = entry.number;
+        ns_remember(&ring->texts[kind], text, length, number);
+    }
     pthread_mutex_unlock(&ring->lock);
     return number;
 }
@@ -116,6 +124,11 @@ bool ns_knows(ns_ring *ring, enum ns_kind kind, const char *text, size_t length)
 uint64_t ns_strings_used(const ns_ring *ring)
 {
     return ring->strings_used;
+}
+
+uint64_t ns_sites_used(const ns_ring *ring)
+{
+    return ring->used[NS_SITE];
 }
 
 /* Whether a list is in the newer half of the heap, a circular buffer. */
@@ -140,6 +153,8 @@ static uint32_t append_list(ns_ring *ring, const int64_t *sizes, size_t count)
         return 0;
     if (start % room + size > room) /* entries do not wrap around the end */
         start += room - start % room;
+    if (!ns_room_heap(ring, start % room + size))
+        return 0;
     if (start >= heap_end / room * room) {
         start = 0;
         ns_forget(&ring->lists);
@@ -185,11 +200,13 @@ int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t 
         return -1;
     uint64_t begin, absolute = ((uint64_t)place - 1) * 8;
     uint32_t count;
-    const unsigned char *from =
-        ring->file + ring->geometry.heap + absolute % ring->geometry.heap_size;
+    uint64_t offset = absolute % ring->geometry.heap_size;
+    const unsigned char *from = ring->file + ring->geometry.heap + offset;
+    if (offset + NS_HEAP_HEAD > ring->heap_room)
+        return -1;
     memcpy(&begin, from, sizeof begin);
     memcpy(&count, from + 8, sizeof count);
-    if (begin != absolute + 1 || 8 * (uint64_t)count > ring->geometry.heap_size / 4)
+    if (begin != absolute + 1 || offset + NS_HEAP_HEAD + 8 * (uint64_t)count > ring->heap_room)
         return -1;
     memcpy(sizes, from + NS_HEAP_HEAD, 8 * (count < room ? count : room));
     return count;

@@ -11,7 +11,6 @@ from ncclscope.ring.intern import Interner
 
 _SINCE = 32
 """Bytes that ``since`` may take in the text of a communicator that reuses a number."""
-_EMPTY = b"{}"
 
 
 @dataclass
@@ -31,11 +30,19 @@ class _Text:
 
 @dataclass
 class _Described:
-    """The texts of one communicator: its description, updates, and blank ones of predecessors."""
+    """The texts of one communicator.
+
+    Attributes:
+        text: Its description.
+        updates: Its updates, and entries of predecessors for further ones.
+        used: Number of entries that are passed: readers apply updates in the order of the file.
+        closed: Whether it was destroyed.
+    """
 
     text: _Text
     updates: list[_Text] = field(default_factory=list)
-    blank: list[_Text] = field(default_factory=list)
+    used: int = 0
+    newest: bytes = b""
     closed: bool = False
 
 
@@ -89,39 +96,40 @@ class CommTexts:
         Returns:
             The number that it takes over; 0 if there is none.
         """
-        data = f'{text[:-1]}, "since": {position}}}'.encode()
+        size = _padded(len(text.encode()) + _SINCE)
         for number in self._closed:
             described = self._described[number]
-            if described.closed and len(data) <= described.text.size:
+            if size <= described.text.size:
                 break
         else:
             return 0
         self._closed.remove(number)
         for update in described.updates:
-            self._overwrite(layout.KIND_COMM_UPDATE, update, _EMPTY)
-        self._overwrite(layout.KIND_COMM, described.text, data)
+            self._overwrite(layout.KIND_COMM_UPDATE, update, b"{}")
+        data = f'{text[:-1]}, "since": {position}}}'.encode()
         self._reused += 1
         words.put(self._buffer, self._geometry, layout.HEADER_REUSED, self._reused)
-        blank = described.blank + described.updates
-        self._described[number] = _Described(described.text, blank=blank)
+        self._overwrite(layout.KIND_COMM, described.text, data)
+        self._described[number] = _Described(described.text, described.updates)
         return number
 
     def update(self, number: int, text: str) -> None:
         """Write an update of a communicator's description, a JSON object."""
-        described = self._described.get(number)
-        if described is None:
+        described, data = self._described.get(number), text.encode()
+        if described is None or data == described.newest:
             return
-        data = text.encode()
-        for place, blank in enumerate(described.blank):
-            if len(data) <= blank.size:
-                del described.blank[place]
-                self._overwrite(layout.KIND_COMM_UPDATE, blank, data)
-                described.updates.append(blank)
+        size, place, updates = _padded(len(data)), described.used, described.updates
+        while place < len(updates) and updates[place].size < size:
+            place += 1
+        if place < len(updates):
+            self._overwrite(layout.KIND_COMM_UPDATE, updates[place], data)
+        else:
+            made = self._append(layout.KIND_COMM_UPDATE, self._updates + 1, data, len(data))
+            if made is None:
                 return
-        made = self._append(layout.KIND_COMM_UPDATE, self._updates + 1, data, len(data))
-        if made is not None:
             self._updates += 1
-            described.updates.append(made)
+            updates.append(made)
+        described.used, described.newest = place + 1, data
 
     def close(self, number: int) -> None:
         """Let a number be taken over."""
@@ -138,9 +146,13 @@ class CommTexts:
             self._closed.remove(number)
 
     def _append(self, kind: int, number: int, data: bytes, size: int) -> _Text | None:
-        size = -(-size // layout.COMM_ROOM) * layout.COMM_ROOM
+        size = _padded(size)
         offset = self._interner.append(self._buffer, kind, number, data.ljust(size))
         return None if offset is None else _Text(number, offset, size)
 
     def _overwrite(self, kind: int, text: _Text, data: bytes) -> None:
         entries.put(self._buffer, text.offset, kind, text.number, data.ljust(text.size))
+
+
+def _padded(size: int) -> int:
+    return -(-size // layout.COMM_ROOM) * layout.COMM_ROOM

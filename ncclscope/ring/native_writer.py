@@ -147,11 +147,11 @@ class NativeWriter(RingWriter):
 
     def close_channel(self, channel: Channel) -> None:
         """Let a communicator's number be used again, since the communicator was destroyed."""
-        self.core.close_channel(channel, True)
+        self.core.close_channel(channel)
 
     def reopen_channel(self, channel: Channel) -> None:
         """Take back that a communicator was destroyed: it is used again."""
-        self.core.close_channel(channel, False)
+        self.core.reopen_channel(channel)
 
     def _update(self, channel: Channel, text: str) -> None:
         self.core.update_channel(channel, text)

@@ -135,7 +135,7 @@ class NativeWriter(RingWriter):
                 part.channel,
                 powers(len(part.hashes) - 1),
                 tuple(part.hashes),
-                part.packed[-1],
+                part.packed[4],
             )
             for part in parts_of(calls, number)
         ]

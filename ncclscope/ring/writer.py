@@ -47,6 +47,7 @@ _FIXED_FACTORS = layout.FACTORS[4:10]
 _F10, _F11 = layout.FACTORS[10:]
 _COUNT = layout.HEADER_COUNT
 _SHARES_KEPT = 4096
+_STATES = dict(enumerate(layout.STATES))
 _STEPS = tuple(
     layout.FIXED.pack(*[0] * 9, layout.NO_SHAPE, flags, -1, 0, 0, 0)[8:]
     for flags in (layout.FIXED_STEP, layout.FIXED_STEP | layout.FIXED_DUMMY)
@@ -348,9 +349,10 @@ class RingWriter:
 
     def advance(self, position: int, state: int) -> None:
         """Set the state of a record, if it has not been overwritten."""
-        if position >= 0 and 0 < self.position - position <= self.capacity:
+        spelled = _STATES.get(state)
+        if spelled and position >= 0 and 0 < self.position - position <= self.capacity:
             place = self._base + position % self.capacity * 96 + layout.STATE_OFFSET
-            self._buffer[place] = layout.STATES[state]
+            self._buffer[place] = spelled
 
     def _share(self, fixed: bytes) -> int:
         """Return what packed parameters add to a record's check, and keep it."""
@@ -531,6 +533,8 @@ class RingWriter:
 def _moment(graph: int, group: int, flags: int, state: int) -> tuple[bytes, int]:
     """Return the packed moment of a call, and what it adds to the record's check."""
     number = group and (group - 1) % 0xFFFF + 1
+    if not 0 <= state < len(layout.STATES):
+        raise ValueError("the state is 0 to 2")
     packed = _pack_moment(graph & _LOW, number, flags, layout.STATES[state])
     return packed, (graph & _LOW | number << 32 | flags << 48) * _F10
 

@@ -29,7 +29,7 @@ from ncclscope.model import Run, sites
 from ncclscope.model.snapshot import Frame, Snapshot, Source, Stacks, Thread, Worker
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.bundle import CAPTURE_FILE
-from ncclscope.ring import layout
+from ncclscope.ring import entries, layout
 from ncclscope.ring.image import RingImage
 from ncclscope.stamp import stamped
 from ncclscope.untrusted import parse
@@ -213,16 +213,16 @@ def _redact_ring(path: Path) -> None:
     with RingImage(path) as image:
         geometry = image.geometry
         about = image.read_about()
+        generation = image.word(layout.HEADER_ABOUTS) if geometry.checked else 2
     kept = {name: value for name, value in about.items() if name not in _SECRET_FIELDS}
     text = json.dumps(_redact_texts(kept)).encode()
-    generation = 2
-    head = layout.ABOUT.pack(generation, len(text), zlib.crc32(text, generation), 0)
+    head = layout.ABOUT.pack(generation, len(text), zlib.crc32(text, generation & 0xFFFFFFFF), 0)
     block = (head + text).ljust(geometry.about_size, b"\0")
     if len(block) > geometry.about_size:
         raise DamagedFileError("the redacted process description does not fit into the ring")
     with open(path, "r+b") as file:
         file.seek(geometry.strings)
-        strings = _redact_strings(file.read(geometry.strings_size))
+        strings = _redact_strings(file.read(geometry.strings_size), checked=geometry.checked)
         file.seek(geometry.strings)
         file.write(strings)
         for copy in (0, 1):
@@ -232,33 +232,30 @@ def _redact_ring(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _redact_strings(data: bytes) -> bytes:
+def _redact_strings(data: bytes, *, checked: bool = True) -> bytes:
     """Shorten the call sites in a ring's strings section, padded with blanks.
 
-    Entries keep their length, since it locates the next entry.
+    Entries keep their length, since it locates the next entry. Damaged ones are zeroed.
     """
-    kept = bytearray(data)
-    offset = 0
-    numbers: dict[int, int] = {}
-    while offset + layout.TEXT_ENTRY.size <= len(data):
-        length, kind, zero, checksum = layout.TEXT_ENTRY.unpack_from(data, offset)
-        start = offset + layout.TEXT_ENTRY.size
-        if not kind or start + length > len(data):
-            break
-        numbers[kind] = number = numbers.get(kind, 0) + 1
-        before = data[start : start + length]
+    kept = bytearray(len(data))
+    head = layout.ENTRY.size
+    for kind, before, is_whole, number, offset in entries.read(data, checked=checked):
+        if not is_whole:
+            continue
         text = before.decode("utf-8", "replace")
         if kind == layout.KIND_SITE:
             text = "\n".join(map(sites.short, text.split("\n")))
         elif kind == layout.KIND_COMM:
             text = _redact_communicator(text)
-        after = text.encode()[:length].ljust(length)
-        kept[start : start + length] = after
-        # What was damaged before stays so.
-        if checksum == layout.checksum(kind, number, before):
-            checksum = layout.checksum(kind, number, after)
-            layout.TEXT_ENTRY.pack_into(kept, offset, length, kind, zero, checksum)
-        offset = -(-(start + length) // 8) * 8
+        after = text.encode()[: len(before)].ljust(len(before))
+        kept[offset : offset + head] = data[offset : offset + head]
+        kept[offset + head : offset + head + len(before)] = after
+        if checked:
+            sealed = layout.checksum(kind, number, after).to_bytes(4, "little")
+            kept[offset + 4 : offset + 8] = sealed
+        else:
+            sealed = layout.old_checksum(kind, number, after).to_bytes(2, "little")
+            kept[offset + 6 : offset + 8] = sealed
     return bytes(kept)
 
 

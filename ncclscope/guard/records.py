@@ -189,7 +189,7 @@ def _newest(place: RecordedComm, seq: int) -> tuple[int, Call] | None:
 
 def _head(ring: RingImage) -> int:
     """Find the end of a ring by bisection: records are stored in the order of their creation."""
-    low, high = 0, ring.geometry.capacity
+    low, high = 0, ring.capacity
     first = _begin(ring, 0)
     if not first:
         return 0

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import time
 from typing import NamedTuple
 
 from ncclscope.ring import layout
+from ncclscope.ring.clock import now_ns
 from ncclscope.ring.intern import Interner
 
 _pack = layout.ACTIVITY.pack_into
-_time_ns = time.time_ns
+_LOW, _MASK = 0xFFFFFFFF, (1 << 64) - 1
+_F0, _F1, _F2, _F3, _F4, _F5 = layout.FACTORS[:6]
 _MOST_WORDS = 256
 
 
@@ -80,7 +81,7 @@ class Slot:
         """
         begun = Begun(
             next(self.turns),
-            since or _time_ns(),
+            since or now_ns(),
             min(max(number, 0), layout.MOST),
             self.words.get(detail) or self.word(detail),
         )
@@ -91,11 +92,26 @@ class Slot:
     def end(self, begun: Begun) -> None:
         """Record that the activity has ended, unless it has begun again since."""
         if begun.turn == self.newest:
-            self._store(begun, _time_ns())
+            self._store(begun, now_ns())
 
     def _store(self, begun: Begun, until: int) -> None:
         turn, since, number, detail = begun
-        _pack(self.buffer, self.offset, turn, since, until, number, self.name, detail, turn)
+        self.store(turn, since, until, number, detail)
+
+    def store(self, turn: int, since: int, until: int, number: int, detail: int) -> None:
+        """Store the fields of an activity, in one call that no other thread can interrupt.
+
+        Args:
+            turn: How often it has begun.
+            since: When it began, nanoseconds since 1970.
+            until: When it ended; 0 while it lasts.
+            number: A number that identifies it.
+            detail: Number of its detail.
+        """
+        name, end = self.name, turn & _LOW
+        words = turn * _F0 + since * _F1 + until * _F2 + number * _F3
+        check = (words + (name | detail << 32) * _F4 + end * _F5 & _MASK) >> 32
+        _pack(self.buffer, self.offset, turn, since, until, number, name, detail, end, check)
 
 
 class Activities:

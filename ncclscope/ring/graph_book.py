@@ -7,8 +7,9 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ncclscope.ring import entries, layout
+from ncclscope.ring import entries, layout, words
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.room import Room
 
 
 class GraphCall(NamedTuple):
@@ -37,17 +38,17 @@ class GraphBook:
     Args:
         buffer: The mapped file.
         geometry: Offsets and sizes of its sections.
+        room: What is reserved of it.
     """
 
-    def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
+    def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry, room: Room) -> None:
         self._buffer: mmap.mmap | None = buffer
         self._geometry = geometry
+        self._room = room
         self._lock = threading.RLock()
         self._used = 0
         self._numbers: dict[int, dict[bytes, int]] = {layout.GRAPH_CALL: {}, layout.GRAPH_LIST: {}}
         self._made = dict.fromkeys((layout.GRAPH_CALL, layout.GRAPH_LIST, layout.GRAPH), 0)
-        size = geometry.graphs_size.to_bytes(8, "little")
-        buffer[layout.HEADER_GRAPHS_SIZE : layout.HEADER_GRAPHS_SIZE + 8] = size
 
     def add(self, number: int, calls: Sequence[GraphCall]) -> bool:
         """Write the calls of a graph.
@@ -85,18 +86,16 @@ class GraphBook:
         return known or 0
 
     def _append(self, kind: int, data: bytes) -> bool:
-        buffer = self._buffer
-        size = entries.size_of(data)
-        if buffer is None or self._used + size > self._geometry.graphs_size:
+        buffer, section = self._buffer, self._geometry.graphs
+        end = self._used + entries.size_of(data)
+        if buffer is None or end > self._geometry.graphs_size or len(data) > layout.LONGEST_ENTRY:
             return False
-        if not self._used:
-            # Change the version before any graph can be replayed; see the layout.
-            buffer[8:12] = layout.VERSION_WITH_GRAPHS.to_bytes(4, "little")
+        if not self._room.has(section, end):
+            return False
         self._made[kind] += 1
-        entries.put(buffer, self._geometry.graphs + self._used, kind, self._made[kind], data)
-        self._used += size
-        used = self._used.to_bytes(8, "little")
-        buffer[layout.HEADER_GRAPHS_USED : layout.HEADER_GRAPHS_USED + 8] = used
+        entries.put(buffer, section + self._used, kind, self._made[kind], data)
+        self._used = end
+        words.put(buffer, self._geometry, layout.HEADER_GRAPHS_USED, end)
         return True
 
 

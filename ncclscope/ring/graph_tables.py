@@ -111,9 +111,10 @@ class GraphTables:
 
     Args:
         data: The used bytes of the section; reading stops at the first damaged entry.
+        checked: Whether the ring is of version 3.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, checked: bool = True) -> None:
         self._fixed: list[bytes] = []
         self._signatures: list[int] = []
         self._sizes: list[tuple[int, ...] | None] = []
@@ -123,8 +124,10 @@ class GraphTables:
         """Communicators in each list of calls, by its index."""
         self.graphs: dict[int, Listed] = {}
         """Graphs by number."""
-        for kind, entry, is_whole in entries.read(data):
+        self.is_damaged = False
+        for kind, entry, is_whole, *_ in entries.read(data, checked=checked):
             if not is_whole or not self._take(kind, entry):
+                self.is_damaged = True
                 break
 
     def _take(self, kind: int, data: bytes) -> bool:
@@ -246,12 +249,16 @@ class GraphTables:
 
 def read_graphs(image: RingImage) -> GraphTables:
     """Return the graphs of a ring; ranks with equal graphs share one cached result."""
-    return _tables_of(image.read_bytes(image.geometry.graphs, image.graphs_used))
+    data = image.read_bytes(image.geometry.graphs, image.graphs_used)
+    tables = _tables_of(data, image.geometry.checked)
+    if tables.is_damaged:
+        image.damage.add("graphs")
+    return tables
 
 
 @lru_cache(maxsize=32)
-def _tables_of(data: bytes) -> GraphTables:
-    return GraphTables(data)
+def _tables_of(data: bytes, checked: bool) -> GraphTables:
+    return GraphTables(data, checked=checked)
 
 
 def _running(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,26 @@ RECORD_DTYPE = np.dtype(
         ("end", "<u8"),
     ]
 )
+_ENDS = np.dtype(
+    {
+        "names": ["begin", "end", "check"],
+        "formats": ["<u8", "<u4", "<u4"],
+        "offsets": [0, 88, layout.CHECK_OFFSET],
+        "itemsize": layout.RECORD.size,
+    }
+)
 ENTRY_DTYPE = np.dtype(
     [("begin", "<u8"), ("seq", "<u8"), ("hash", "<u8"), ("word", "<u4"), ("end", "<u4")]
 )
-"""Entries of the table, where ``word`` counts point-to-point calls, and marks (communicator)."""
+"""Entries of the table, where ``word`` counts point-to-point calls, and marks (communicator).
+
+``end`` is the check; before version 3 it was the lower half of ``begin``.
+"""
+_FACTORS = np.array(layout.FACTORS, np.uint64)
+_STATES = np.full(256, 255, np.uint8)
+_STATES[list(layout.STATES)] = range(len(layout.STATES))
+_WITHOUT_STATE = np.uint64((1 << 56) - 1)
+_HALF = np.uint64(32)
 
 Records = NDArray[np.void]
 Entries = NDArray[np.void]
@@ -66,6 +83,8 @@ _MOST_TEXT = 1 << 26
 _MOST_MARKS = 1 << 20
 _MOST = np.uint64(layout.MOST)
 _LOW = np.uint64(0xFFFFFFFF)
+_MOST_COMMS = 0xFFFF
+_ALL = (1 << 64) - 1
 _ATTEMPTS = 8
 """Attempts to read what the writer may change at any time."""
 
@@ -79,6 +98,10 @@ class RingImage:
 
     Attributes:
         geometry: Offsets and sizes of its sections.
+        clock: What its process added to CLOCK_MONOTONIC in each time, in ns; 0 if not known.
+        capacity: Number of slots that the records use.
+        shift_ns: What is added to times, where the clock of this host was set since the ring began.
+        damage: Parts in which something does not fit its check, see :data:`DAMAGED`.
         inode: Device and inode number of the opened file.
         owner: Uid of the only user who can write it; None if others can, too.
         texts: Interned texts by kind, in the order of their numbers.
@@ -91,6 +114,9 @@ class RingImage:
     def __init__(self, path: Path, *, owned: bool = False) -> None:
         self.path = path
         self.texts: dict[int, list[str]] = {}
+        self.damage: set[str] = set()
+        self.shift_ns = 0
+        self.clock = 0
         self._heap: bytes | None = None
         self._descriptor = open_regular(path, follow=False, owned=owned)
         try:
@@ -99,6 +125,7 @@ class RingImage:
             self.owner = only_writer(status)
             self._size = status.st_size
             self.geometry = self._read_geometry()
+            self.read_capacity()
         except BaseException:
             self.close()
             raise
@@ -122,17 +149,56 @@ class RingImage:
     @property
     def heartbeat_ns(self) -> int:
         """Host clock at the last heartbeat, in ns since 1970."""
-        return self.read_u64(layout.HEADER_HEARTBEAT)
+        return self.shifted(self.word(layout.HEADER_HEARTBEAT))
 
     @property
     def graphs_used(self) -> int:
         """Bytes used in the graphs section; 0 if no graph was captured."""
-        return min(self.read_u64(layout.HEADER_GRAPHS_USED), self.geometry.graphs_size)
+        return min(self.word(layout.HEADER_GRAPHS_USED), self.geometry.graphs_size)
 
     @property
     def exited_ns(self) -> int:
         """Host clock at a normal exit, in ns since 1970; 0 if none was recorded."""
-        return self.read_u64(layout.HEADER_EXITED)
+        return self.shifted(self.word(layout.HEADER_EXITED))
+
+    @property
+    def count(self) -> int:
+        """Number of records made, as the header states it; -1 if it does not."""
+        if not self.geometry.checked:
+            return -1
+        for _ in range(_ATTEMPTS):
+            count, other = layout.COUNT.unpack(
+                self.read_bytes(layout.HEADER_COUNT, layout.COUNT.size)
+            )
+            if 0 <= count - (other ^ _ALL) <= 1 and count <= layout.MOST:
+                return int(count)
+        self.damage.add("count")
+        return -1
+
+    def shifted(self, time_ns: int) -> int:
+        """Return a time of the ring by this host's clock of today; 0 stays 0."""
+        return time_ns and time_ns + self.shift_ns
+
+    def read_capacity(self) -> None:
+        """Read the number of slots, which changes at most once: if there is no room for more."""
+        wrap = self.word(layout.HEADER_WRAP) if self.geometry.checked else 0
+        most = self.geometry.capacity
+        self.capacity = wrap if layout.MIN_CAPACITY <= wrap < most else most
+
+    def word(self, offset: int) -> int:
+        """Return a number of the header that changes, one of `layout.HEADER_*`.
+
+        Its two copies are read until they agree. If they never do, it is damaged, and the smaller
+        one counts.
+        """
+        if not self.geometry.checked:
+            return self.read_u64(offset)
+        for _ in range(_ATTEMPTS):
+            value, other = (self.read_u64(at) for at in (offset, self.geometry.mirror + offset))
+            if value == other ^ _ALL:
+                return value
+        self.damage.add("header")
+        return min(value, other ^ _ALL)
 
     # --- parts ---
 
@@ -146,7 +212,11 @@ class RingImage:
         Returns:
             The slots' contents, valid or not, and the ``begin`` of a valid record in each.
         """
-        capacity, size = self.geometry.capacity, layout.RECORD.size
+        data, wanted = self._read_slots(start, stop)
+        return self._checked(data), wanted
+
+    def _read_slots(self, start: int, stop: int) -> tuple[bytes, NDArray[np.uint64]]:
+        capacity, size = self.capacity, layout.RECORD.size
         start = max(start, stop - capacity, 0)
         slot, count = start % capacity, stop - start
         first = min(count, capacity - slot)
@@ -154,19 +224,43 @@ class RingImage:
         if first < count and len(data) == first * size:
             data += self.read_bytes(self.geometry.records, (count - first) * size)
         # The file may have been truncated since it was opened.
-        records: Records = np.frombuffer(data[: len(data) // size * size], RECORD_DTYPE)
-        return records, np.arange(start + 1, start + 1 + len(records), dtype=np.uint64)
+        data = data[: len(data) // size * size]
+        return data, np.arange(start + 1, start + 1 + len(data) // size, dtype=np.uint64)
+
+    def _checked(self, data: bytes) -> Records:
+        """Return records; of those that do not fit their check, ``end`` is 0."""
+        if not self.geometry.checked:
+            old: Records = np.frombuffer(data, RECORD_DTYPE)
+            return old
+        words = np.frombuffer(data, "<u8").reshape(-1, layout.RECORD.size // 8).copy()
+        records: Records = np.frombuffer(bytearray(data), RECORD_DTYPE)
+        ends = words.view(_ENDS)[:, 0]
+        checks = ends["check"].astype(np.uint64)
+        words[:, 10] &= _WITHOUT_STATE
+        words[:, 11] &= _LOW
+        states = _STATES[records["state"]]
+        good = (words @ _FACTORS) >> _HALF == checks
+        good &= words[:, 11] == words[:, 0] & _LOW
+        good &= states != 255
+        records["state"] = states
+        records["end"] = np.where(good, records["begin"], np.uint64(0))
+        if self.shift_ns:
+            records["time"] += np.uint64(self.shift_ns & _ALL)
+        return records
 
     def read_stable(self, start: int, stop: int) -> Records:
         """Return the complete records at these positions of a ring that may be written now."""
-        before, _ = self.read_slots(start, stop)
-        records, wanted = self.read_slots(start, stop)
-        after, _ = self.read_slots(start, stop)
-        count = min(len(before), len(records), len(after))
-        records, wanted = records[:count], wanted[:count]
+        before, _ = self._read_slots(start, stop)
+        data, wanted = self._read_slots(start, stop)
+        after, _ = self._read_slots(start, stop)
+        size = min(len(before), len(data), len(after))
+        records = self._checked(data[:size])
+        wanted = wanted[: len(records)]
         stable = whole(records, wanted)
-        stable &= before["end"][:count] == wanted
-        stable &= after["begin"][:count] == wanted
+        mask = _LOW if self.geometry.checked else np.uint64(_ALL)
+        dtype = _ENDS if self.geometry.checked else RECORD_DTYPE
+        stable &= np.frombuffer(before[:size], dtype)["end"] == wanted & mask
+        stable &= np.frombuffer(after[:size], dtype)["begin"] == wanted
         return chosen(records, stable)
 
     def sizes(self, place: int) -> tuple[int, ...] | None:
@@ -200,12 +294,22 @@ class RingImage:
 
     def read_texts(self) -> dict[int, list[str]]:
         """Return the interned texts by kind; a text that fails its checksum is empty."""
-        used = min(self.read_u64(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
-        data = self.read_bytes(self.geometry.strings, used)
+        used = min(self.word(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
         texts: dict[int, list[str]] = {}
-        for kind, text, is_whole in entries.read(data):
-            found = text.decode("utf-8", "replace") if is_whole else ""
-            texts.setdefault(kind, []).append(found)
+        for attempt in range(_ATTEMPTS):
+            data = self.read_bytes(self.geometry.strings, used)
+            texts = {}
+            is_damaged = False
+            for kind, text, is_whole, *_ in entries.read(data, checked=self.geometry.checked):
+                found = text.decode("utf-8", "replace") if is_whole else ""
+                texts.setdefault(kind, []).append(found)
+                is_damaged |= not is_whole
+            if not is_damaged:
+                break
+            # A writer overwrites the texts of communicators that were destroyed.
+            if attempt == _ATTEMPTS - 1 or not self.geometry.checked:
+                self.damage.add("texts")
+                break
         return texts
 
     def read_about(self) -> dict[str, Any]:
@@ -229,6 +333,8 @@ class RingImage:
                 continue
             if isinstance(about, dict):
                 best = (generation, about)
+        if self.geometry.checked and best[0] < self.word(layout.HEADER_ABOUTS):
+            self.damage.add("about")
         return best[1]
 
     def read_entries(self, offset: int, count: int) -> Entries:
@@ -247,8 +353,16 @@ class RingImage:
         before, copy, after = (np.frombuffer(data[:size], ENTRY_DTYPE) for data in copies)
         entries: Entries = copy.copy()
         begins = entries["begin"]
-        low = begins & _LOW
-        stable = (entries["end"] == low) & (before["end"] == low) & (after["begin"] == begins)
+        if self.geometry.checked:
+            words = np.frombuffer(copies[1][:size], "<u8").reshape(-1, 4).copy()
+            words[:, 3] &= _LOW
+            stable = (words @ _FACTORS[:4]) >> _HALF == entries["end"]
+            if np.any(~stable & (begins != 0) & (before == copy) & (after == copy)):
+                self.damage.add("table" if offset == self.geometry.table else "marks")
+        else:
+            low = begins & _LOW
+            stable = (entries["end"] == low) & (before["end"] == low)
+            stable &= after["begin"] == begins
         # Except for replays of graphs, no communicator has more calls than there are records.
         calls = entries["seq"]
         if self.graphs_used:
@@ -264,20 +378,33 @@ class RingImage:
         """
         found: dict[int, tuple[int, ...]] = {}
         for _ in range(_ATTEMPTS):
-            copies = zip(self._activities(), self._activities(), strict=False)
-            for place, (fields, again) in enumerate(copies):
-                if fields == again and fields[0] == fields[-1]:
-                    found.setdefault(place, fields[:-1])
+            for place, (entry, again) in enumerate(
+                zip(self._activities(), self._activities(), strict=False)
+            ):
+                if entry == again and (fields := self._activity(entry)) is not None:
+                    found.setdefault(place, fields)
             if len(found) == layout.MAX_ACTIVITIES:
                 break
+        else:
+            self.damage.add("activities")
         return [fields for _, fields in sorted(found.items()) if _is_activity(*fields)]
 
-    def _activities(self) -> list[tuple[int, ...]]:
+    def _activities(self) -> list[bytes]:
         size = layout.ACTIVITY.size
         data = self.read_bytes(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
-        return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
+        return [data[at : at + size] for at in range(0, len(data) - size + 1, size)]
 
-    def read_device(self, comms: int = layout.MAX_COMMS) -> bytes:
+    def _activity(self, entry: bytes) -> tuple[int, ...] | None:
+        """Return the fields of an activity; None if they do not fit each other."""
+        *fields, end, check = layout.ACTIVITY.unpack(entry)
+        if not self.geometry.checked:
+            return tuple(fields) if end | check << 32 == fields[0] else None
+        if any(entry) and check != layout.check(entry[:-4] + bytes(4)):
+            return None
+        fields[1], fields[2] = self.shifted(fields[1]), self.shifted(fields[2])
+        return tuple(fields)
+
+    def read_device(self, comms: int = layout.DEVICE_COMMS) -> bytes:
         """Return the GPUs' progress counters of the first `comms` communicators."""
         size = min(self.geometry.device_size, comms * layout.SLOT.size)
         return self.read_bytes(self.geometry.device, size) if size else b""
@@ -285,14 +412,14 @@ class RingImage:
     def read_transfers(self) -> list[bytes]:
         """Return the entries of the transfers section, used or not; empty without transfers."""
         entry = layout.TRANSFER_ENTRY.size
-        size = self.read_u64(layout.HEADER_TRANSFERS_SIZE)
+        size = self.word(layout.HEADER_TRANSFERS_SIZE)
         data = self.read_bytes(self.geometry.total, min(size, layout.MAX_TRANSFERS * entry))
         return [data[start : start + entry] for start in range(0, len(data) - entry + 1, entry)]
 
     @property
     def transfers_lost(self) -> int:
         """Number of transfers that found no entry."""
-        return self.read_u64(layout.HEADER_TRANSFERS_LOST)
+        return self.word(layout.HEADER_TRANSFERS_LOST)
 
     # --- bytes ---
 
@@ -300,17 +427,24 @@ class RingImage:
         header = self.read_bytes(0, layout.PAGE)
         if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
             raise DamagedFileError(f"{self.path} is not a ring", "it lacks a ring's header")
-        _, version, record_size, *sizes = layout.HEADER.unpack_from(header)
-        known = (layout.VERSION, layout.VERSION_WITH_GRAPHS)
-        if version not in known or record_size != layout.RECORD.size:
+        _, version, record_size, *sizes = layout.OLD_HEADER.unpack_from(header)
+        if version not in layout.VERSIONS or record_size != layout.RECORD.size:
             raise DamagedFileError(
                 f"{self.path} is a ring of version {version}",
-                f"this version of ncclscope reads versions {known[0]} and {known[1]}",
+                f"this version of ncclscope reads versions 1 to {layout.VERSIONS[-1]}",
             )
-        for place in (layout.HEADER_GRAPHS_SIZE, layout.HEADER_DEVICE_SIZE):
-            sizes.append(int.from_bytes(header[place:][:8], "little"))
-        geometry = layout.Geometry(*sizes)
-        most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS, _MOST_TEXT, _MOST_TEXT)
+        checked = version == layout.VERSION
+        if checked:
+            self.clock = self._read_checked(header, sizes)
+        else:
+            sizes.append(layout.OLD_COMMS)
+            for place in (layout.OLD_GRAPHS_SIZE, layout.OLD_DEVICE_SIZE):
+                sizes.append(int.from_bytes(header[place:][:8], "little"))
+        geometry = replace(layout.Geometry(*sizes), checked=checked)
+        most = (
+            *(1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS),
+            *(_MOST_COMMS, _MOST_TEXT, _MOST_TEXT),
+        )
         if min(sizes[:-2]) < 1 or any(
             size > limit for size, limit in zip(sizes, most, strict=True)
         ):
@@ -321,6 +455,15 @@ class RingImage:
                 f"has {self._size}"
             )
         return geometry
+
+    def _read_checked(self, header: bytes, sizes: list[int]) -> int:
+        """Add the sizes that version 3 has besides; return its clock."""
+        *_, comms, graphs, device, clock = layout.HEADER.unpack_from(header)
+        check = int.from_bytes(header[layout.HEADER_CHECK :][:4], "little")
+        if check != zlib.crc32(header[: layout.HEADER.size]):
+            raise DamagedFileError(f"{self.path} is damaged", "its header does not fit its check")
+        sizes += comms, graphs, device
+        return int(clock)
 
     def read_bytes(self, offset: int, size: int) -> bytes:
         """Return `size` bytes at `offset`, fewer at the end of the file."""

@@ -8,10 +8,13 @@ import zlib
 from collections.abc import Sequence
 
 from ncclscope.model import sites
-from ncclscope.ring import entries, layout
+from ncclscope.ring import entries, layout, words
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.room import Room
 
 _SIZES_KEPT = 4096
+_MOST_USED = {layout.KIND_SHAPE: layout.MOST_SHAPES, layout.KIND_SITE: layout.MOST_SITES}
+"""Bytes that texts of a kind may take, of which a program may have any number."""
 
 
 class Interner:
@@ -23,13 +26,15 @@ class Interner:
     Args:
         buffer: The mapped file.
         geometry: Offsets and sizes of its sections.
+        room: What is reserved of it.
 
     Attributes:
         refused: Number of texts and sizes lists not written because a signal handler interrupted
             a write, or the file is detached. Do not cache parameters packed meanwhile.
     """
 
-    def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
+    def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry, room: Room) -> None:
+        self._room = room
         self._buffer: mmap.mmap | None = buffer
         self._geometry = geometry
         # Only a signal handler or a finalizer re-enters it, and then finds `_busy` set.
@@ -37,6 +42,7 @@ class Interner:
         self._busy = False
         self.refused = 0
         self._used = 0
+        self._used_by = {layout.KIND_SHAPE: 0, layout.KIND_SITE: 0}
         self._numbers: dict[int, dict[str, int]] = {
             kind: {} for kind in range(1, layout.KIND_ACTIVITY + 1)
         }
@@ -166,7 +172,7 @@ class Interner:
 
     def _is_scarce(self, site: str) -> bool:
         """Return whether a new call site should be shortened."""
-        scarce = self._used > self._geometry.strings_size // 2
+        scarce = self._used_by[layout.KIND_SITE] > layout.MOST_SITES * 2 // 3
         return scarce and site not in self._numbers[layout.KIND_SITE]
 
     def _small(self, kind: int, text: str | None) -> int:
@@ -185,21 +191,39 @@ class Interner:
         if text in numbers:  # another thread was faster
             return numbers[text]
         data = text.encode("utf-8", "replace")
-        size = entries.size_of(data)
-        room = self._geometry.strings_size
-        if kind == layout.KIND_SHAPE:
-            room //= 2  # leave room for texts that matter more
-        elif kind == layout.KIND_SITE:
-            room -= room // 4
-        if self._used + size > room:
-            return 0
         number = len(numbers) + 1
-        entries.put(buffer, self._geometry.strings + self._used, kind, number, data)
-        self._used += size
-        used = self._used.to_bytes(8, "little")
-        buffer[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = used
+        if self.append(buffer, kind, number, data) is None:
+            return 0
         numbers[text] = number
         return number
+
+    def append(self, buffer: mmap.mmap, kind: int, number: int, data: bytes) -> int | None:
+        """Write a text that is not interned; the caller serialises.
+
+        Args:
+            buffer: The mapped file.
+            kind: One of `layout.KIND_*`.
+            number: Its number within the kind.
+            data: The text.
+
+        Returns:
+            Offset of the entry in the file; None without room.
+        """
+        section, size = self._geometry.strings, entries.size_of(data)
+        used = self._used_by.get(kind, 0) + size
+        end = self._used + size
+        if (
+            used > _MOST_USED.get(kind, used)
+            or end > self._geometry.strings_size
+            or not self._room.has(section, end)
+        ):
+            return None
+        entries.put(buffer, section + self._used, kind, number, data)
+        offset, self._used = section + self._used, end
+        if kind in self._used_by:
+            self._used_by[kind] = used
+        words.put(buffer, self._geometry, layout.HEADER_STRINGS_USED, end)
+        return offset
 
     def _append_sizes(self, buffer: mmap.mmap, sizes: tuple[int, ...]) -> int:
         heap_size = self._geometry.heap_size
@@ -216,6 +240,8 @@ class Interner:
         if start >= layout.HEAP_END // heap_size * heap_size:
             start = 0
             self._sizes.clear()
+        if not self._room.has(self._geometry.heap, start % heap_size + size):
+            return 0
         offset = self._geometry.heap + start % heap_size
         self._heap_used = start + size
         # Invalid while it is written, so that no reader sees the old entry here.

@@ -1,4 +1,6 @@
-"""Bytes of a ring file, version 3. This page is the whole format; its end says how versions 1 and 2 differ.
+"""Bytes of a ring file, version 3. This page is the whole format.
+
+Its end says how versions 1 and 2 differ.
 
 A ring is one file per process, written through a shared memory map and readable
 by itself on another machine. All numbers are little-endian. Its parts follow each
@@ -34,8 +36,8 @@ does not change durations. ``comms`` is the number of entries of one table.
 **Words** (WORDS): u64 that change. Each is stored twice, its complement in the mirror first. A pair
 that disagrees is damaged, unless it was stored in between. ``COUNT`` and its complement lie side by
 side in the header: they state the number of records a second time, and are stored after the record.
-``WRAP`` is zero as long as each record has its slot; if the file system has no more room for further
-slots, it becomes the number of slots that are used, before any slot is used twice.
+``WRAP`` is zero as long as each record has its slot; if the file system has no more room for
+further slots, it becomes the number of slots that are used, before any slot is used twice.
 
 **Check** (CHECK): the sum of the u64 of an entry, each multiplied by a constant of :data:`FACTORS`,
 modulo 2**64; its upper 32 bits are stored. A change of any one byte changes them. The bytes of the
@@ -74,8 +76,8 @@ offset field  type  meaning
 ====== ====== ===== ===========================================================
 
 NCCL's profiler plugin learns the peer of a send or receive when NCCL launches it, and stores it
-into ``root`` then, with a new check. Two of STATES differ in four bits, so that no changed bit makes
-one state of another.
+into ``root`` then, with a new check. Two of STATES differ in four bits, so that no changed bit
+makes one state of another.
 
 **Replay**: a record with FIXED_REPLAY in ``fixed``. It covers all calls of a CUDA graph on one
 communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` is the number of
@@ -89,8 +91,8 @@ exception before it was sent. The next call on its communicator has its number, 
 same hash.
 
 **Entry** (strings and graphs): u32 length, of which the upper 8 bits are its kind, u32 CRC, then
-data, padded to 8 bytes. The CRC is that of :func:`checksum`; it covers kind and number, too, so that
-a damaged length cannot renumber later entries. Entries of a kind count from 1, in order of
+data, padded to 8 bytes. The CRC is that of :func:`checksum`; it covers kind and number, too, so
+that a damaged length cannot renumber later entries. Entries of a kind count from 1, in order of
 appearance. An entry exists when ``STRINGS_USED`` or ``GRAPHS_USED`` covers it.
 
 **Graph entry** (graphs). Nothing here is overwritten when the records wrap around. The kinds are
@@ -103,10 +105,10 @@ appearance. An entry exists when ``STRINGS_USED`` or ``GRAPHS_USED`` covers it.
 **Text** (strings): UTF-8. Number 0 also means that there was no room. Output shapes, of which a
 program may have any number, take at most MOST_SHAPES bytes. Call sites take at most MOST_SITES, and
 are shortened once two thirds of these are used. A call site is ``/path/file.py:120 function``. If
-that is in an installed package, the first frame of the user's own program follows after a line feed.
-A communicator's text is a JSON object with ``key``, ``label``, ``ranks``, ``backend`` and, if known,
-``created_at``, the line that created it, and ``timeout``, the seconds after which a call on it is
-given up. More than LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
+that is in an installed package, the first frame of the user's own program follows after a line
+feed. A communicator's text is a JSON object with ``key``, ``label``, ``ranks``, ``backend`` and, if
+known, ``created_at``, the line that created it, and ``timeout``, the seconds after which a call on
+it is given up. More than LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
 It is padded with blanks to a multiple of COMM_ROOM bytes. Later entries of kind COMM_UPDATE carry
 ``comm`` (the number) and what has changed. NCCL's profiler plugin adds ``comm_hash`` (as RAS spells
 it), ``comm_rank`` and ``size``; ``joined_late`` if calls were made before it was armed, and
@@ -131,9 +133,9 @@ ring. So the counts of a communicator survive when all its records have been ove
 **Carried** (u64 for each communicator, by its number): u32 calls that NCCL's plugin reported, and
 their complement, in one store; zero without the plugin.
 
-**Activity** (48 bytes, in the header): what the process does besides its calls, such as waiting
-for work. u64 begin, u64 time it began, u64 time it ended (0 while it lasts), u64 number, u32 name
-and u32 detail (numbers of the strings part), u32 end, u32 check. ``begin`` counts how often it began,
+**Activity** (48 bytes, in the header): what the process does besides its calls, such as waiting for
+work. u64 begin, u64 time it began, u64 time it ended (0 while it lasts), u64 number, u32 name and
+u32 detail (numbers of the strings part), u32 end, u32 check. ``begin`` counts how often it began,
 and ``end`` is its lower half. There is one for each name, which holds only the newest.
 
 **Slot** (device, 128 bytes, one for each of the first DEVICE_COMMS communicators, by its number).
@@ -141,8 +143,8 @@ The GPU writes the first 32: u64 calls finished, u64 its clock then, u64 calls e
 clock then; each pair in one store. The process writes u64 at 64, the newest call followed by a
 marker; u32 at 72, a SLOT_* (0: not counted); u32 at 76, an index into LOST; u64 at 80, the call at
 which that happened; i64 at 88, host clock minus GPU clock, 0 if unknown; u32 at 96, 1 if calls
-entered are counted, too. These counters show which ``scheduled`` records have completed; a lost slot
-shows nothing. A GPU stores no check; a count that exceeds the calls is damage.
+entered are counted, too. These counters show which ``scheduled`` records have completed; a lost
+slot shows nothing. A GPU stores no check; a count that exceeds the calls is damage.
 
 **Transfer** (transfers, 512 bytes): the fields of TRANSFER, then six texts of a fixed size in
 UTF-8, padded with zeros: see TRANSFER_TEXTS. ``crc`` is that of all other bytes of the entry, so
@@ -156,10 +158,10 @@ every rank. So ranks can be compared by marks, which narrow down the first diffe
 record is read.
 
 **Versions 1 and 2** (2 from the first CUDA graph on) have neither mirror nor carried part, room for
-512 communicators, and no check in records, table entries, marks and activities: there ``end`` is the
-whole of ``begin`` or its lower 32 bits. ``state`` is 0, 1 or 2. An entry is u32 length, u8 kind, u8
-zero, u16 checksum (zero in files of 0.1's first releases). HEADER ends after ``marks``; the sizes of
-graphs and device part are words. A verdict on such a ring is never certain.
+512 communicators, and no check in records, table entries, marks and activities: there ``end`` is
+the whole of ``begin`` or its lower 32 bits. ``state`` is 0, 1 or 2. An entry is u32 length, u8
+kind, u8 zero, u16 checksum (zero in files of 0.1's first releases). HEADER ends after ``marks``;
+the sizes of graphs and device part are words. A verdict on such a ring is never certain.
 """
 
 from __future__ import annotations
@@ -236,6 +238,8 @@ HEADER_COUNT = 192
 COUNT = struct.Struct("<QQ")
 COUNT_SLACK = 64
 """Records by which the count may lag behind them: it is stored after each, without a lock."""
+HEADER_REUSED = 208
+"""u64: communicators whose text has been overwritten by that of another; a word like the others."""
 OLD_CARRIED = 1024
 """OLD_COMMS u32: calls on each communicator that NCCL reported, in versions 1 and 2."""
 HEADER_ACTIVITIES = 256
@@ -361,19 +365,25 @@ def check(entry: bytes) -> int:
     """Return the check of an entry, u32.
 
     Args:
-        entry: A record, or an entry of the table, the marks or the activities, in which the bytes of
-            the check itself are zero, and so is a record's state.
+        entry: A record, or an entry of the table, the marks or the activities, in which the bytes
+            of the check itself are zero, and so is a record's state.
     """
     words = _WORDS.get(len(entry))
     if words is None:
         words = _WORDS[len(entry)] = struct.Struct(f"<{len(entry) // 8}Q")
-    total = sum(map(operator.mul, words.unpack(entry), FACTORS))
+    total: int = sum(map(operator.mul, words.unpack(entry), FACTORS))
     return (total & _MASK) >> 32
 
 
 def sealed(entry: bytes) -> bytes:
     """Return an entry whose last four bytes are zero with its check in them."""
     return entry[:-4] + check(entry).to_bytes(4, "little")
+
+
+def sealed_record(record: bytes) -> bytes:
+    """Return a record with its check; its ``state`` stays as it is."""
+    without = record[:STATE_OFFSET] + b"\0" + record[STATE_OFFSET + 1 : CHECK_OFFSET] + bytes(4)
+    return record[:CHECK_OFFSET] + check(without).to_bytes(4, "little")
 
 
 def checksum(kind: int, number: int, data: bytes) -> int:
@@ -432,7 +442,8 @@ def spell_members(ranks: Sequence[int]) -> dict[str, Sequence[int]]:
     return {"ranks": list(ranks)}
 
 
-def _pages(size: int) -> int:
+def pages(size: int) -> int:
+    """Return a size in bytes, rounded up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
@@ -466,11 +477,11 @@ class Geometry:
         return cls(
             capacity=capacity,
             about_size=2 * PAGE,
-            strings_size=_pages(max(256 * PAGE, min(1024 * PAGE, capacity * 64))),
-            heap_size=_pages(max(4 * PAGE, min(256 * PAGE, capacity * 8))),
+            strings_size=pages(max(256 * PAGE, min(1024 * PAGE, capacity * 64))),
+            heap_size=pages(max(4 * PAGE, min(256 * PAGE, capacity * 8))),
             marks=max(128, capacity // MARK_EVERY * 2),
-            graphs_size=_pages(max(16 * PAGE, min(128 * PAGE, capacity * 8))),
-            device_size=_pages(DEVICE_COMMS * SLOT.size) if device else 0,
+            graphs_size=pages(max(16 * PAGE, min(128 * PAGE, capacity * 8))),
+            device_size=pages(DEVICE_COMMS * SLOT.size) if device else 0,
         )
 
     @property
@@ -481,7 +492,7 @@ class Geometry:
     @property
     def mirror(self) -> int:
         """Offset of the complements of the words."""
-        return self.about + _pages(2 * self.about_size)
+        return self.about + pages(2 * self.about_size)
 
     @property
     def strings(self) -> int:
@@ -491,39 +502,39 @@ class Geometry:
     @property
     def heap(self) -> int:
         """Offset of the sizes lists."""
-        return self.strings + _pages(self.strings_size)
+        return self.strings + pages(self.strings_size)
 
     @property
     def table(self) -> int:
         """Offset of the communicator table."""
-        return self.heap + _pages(self.heap_size)
+        return self.heap + pages(self.heap_size)
 
     @property
     def mark_area(self) -> int:
         """Offset of the marks."""
-        return self.table + _pages(2 * self.comms * TABLE_ENTRY.size)
+        return self.table + pages(2 * self.comms * TABLE_ENTRY.size)
 
     @property
     def carried(self) -> int:
         """Offset of the calls that NCCL reported."""
-        return self.mark_area + _pages(self.marks * MARK.size)
+        return self.mark_area + pages(self.marks * MARK.size)
 
     @property
     def records(self) -> int:
         """Offset of the records."""
-        return self.carried + (_pages(self.comms * CARRIED.size) if self.checked else 0)
+        return self.carried + (pages(self.comms * CARRIED.size) if self.checked else 0)
 
     @property
     def graphs(self) -> int:
         """Offset of the graphs section."""
-        return self.records + _pages(self.capacity * RECORD.size)
+        return self.records + pages(self.capacity * RECORD.size)
 
     @property
     def device(self) -> int:
         """Offset of the device section."""
-        return self.graphs + _pages(self.graphs_size)
+        return self.graphs + pages(self.graphs_size)
 
     @property
     def total(self) -> int:
         """Size of the file."""
-        return self.device + _pages(self.device_size)
+        return self.device + pages(self.device_size)

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ncclscope.errors import RingError
+from ncclscope.model.signature import MASK
 from ncclscope.native import core as native_core
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.clock import CLOCK
 from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import RingPlace
@@ -39,12 +41,10 @@ class NativeInterner(Interner):
 
     Args:
         ring: The core's ring.
-        geometry: Offsets and sizes of its sections.
     """
 
-    def __init__(self, ring: Any, geometry: layout.Geometry) -> None:
+    def __init__(self, ring: Any) -> None:
         self._ring = ring
-        self._geometry = geometry
         self.text = ring.text  # type: ignore[method-assign]
         self.sizes = ring.sizes  # type: ignore[method-assign]
 
@@ -66,7 +66,7 @@ class NativeInterner(Interner):
         """Do nothing: the core's ring is detached as a whole."""
 
     def _is_scarce(self, site: str) -> bool:
-        scarce = self._ring.strings_used > self._geometry.strings_size // 2
+        scarce = self._ring.sites_used > layout.MOST_SITES * 2 // 3
         return scarce and not self._ring.knows(layout.KIND_SITE, site)
 
 
@@ -81,7 +81,7 @@ class NativeWriter(RingWriter):
         core = native_core()
         assert core is not None
         path = os.fsencode(place.path)
-        self.core = core.open_ring(place.descriptor, self.capacity, device, path)
+        self.core = core.open_ring(place.descriptor, self.capacity, device, path, CLOCK & MASK)
         self._part = core.part
         for name in (
             "post",
@@ -93,7 +93,7 @@ class NativeWriter(RingWriter):
             "finish",
         ):
             setattr(self, name, getattr(self.core, name))
-        return NativeInterner(self.core, self.geometry)
+        return NativeInterner(self.core)
 
     def _publish(self) -> None:
         self.core.publish()
@@ -135,7 +135,7 @@ class NativeWriter(RingWriter):
                 part.channel,
                 powers(len(part.hashes) - 1),
                 tuple(part.hashes),
-                part.packed[-1],
+                part.packed[4],
             )
             for part in parts_of(calls, number)
         ]
@@ -145,9 +145,20 @@ class NativeWriter(RingWriter):
         self.core.detach()
         super().detach()
 
-    def _open_channel(self, text: str, about: Mapping[str, Any]) -> Channel | None:
+    def close_channel(self, channel: Channel) -> None:
+        """Let a communicator's number be used again, since the communicator was destroyed."""
+        self.core.close_channel(channel)
+
+    def reopen_channel(self, channel: Channel) -> None:
+        """Take back that a communicator was destroyed: it is used again."""
+        self.core.reopen_channel(channel)
+
+    def _update(self, channel: Channel, text: str) -> None:
+        self.core.update_channel(channel, text)
+
+    def _open_channel(self, text: str, about: Mapping[str, Any]) -> Channel:
         members = about.get("ranks") or range(*about.get("range", (0, 0, 1)))
-        found: Channel | None = self.core.channel(text, len(members))
+        found: Channel = self.core.channel(text, len(members))
         return found
 
     def _store_about(self, data: bytes) -> None:

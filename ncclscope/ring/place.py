@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from ncclscope.private import make_private
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
 
-SHARE = 8
-"""A ring may take at most 1/SHARE of the free space."""
+SHARE = 2
+"""What a ring reserves at first may take at most 1/SHARE of the free space."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,31 +45,32 @@ class RingPlace:
     reason: str = ""
 
 
-def make_file(directory: Path, size: int) -> RingPlace:
-    """Create a file with reserved space, in the directory or else on disk.
+def make_file(directory: Path, size: int, parts: Sequence[tuple[int, int]]) -> RingPlace:
+    """Create a sparse file of which some parts are reserved, in the directory or else on disk.
 
     Args:
         directory: Requested directory; created with mode 0700 if absent.
         size: Size in bytes.
+        parts: Offset and size of each reserved part.
 
     Raises:
         RingError: There is no room in either place.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000:x}"
     try:
-        path, descriptor = _make_in(directory, name, size)
+        path, descriptor = _make_in(directory, name, size, parts)
         return RingPlace(path, descriptor)
     except OSError as error:
         first = error
     fallback = fallback_of(directory)
     try:
         _check_own(fallback.parent)
-        path, descriptor = _make_in(fallback, name, size)
+        path, descriptor = _make_in(fallback, name, size, parts)
     except OSError as second:
         raise RingError(
             f"no ring can be created in {directory} ({_reason(first)}) "
             f"nor in {fallback} ({_reason(second)})",
-            f"set NCCLSCOPE_DIR to a directory with {size * SHARE >> 20} MB free",
+            f"set NCCLSCOPE_DIR to a directory with {_needed(parts) >> 10} KB free",
         ) from second
     return RingPlace(path, descriptor, _reason(first))
 
@@ -116,7 +117,13 @@ def leave_pointer(directory: Path, path: Path) -> bool:
     return True
 
 
-def _make_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
+def _needed(parts: Sequence[tuple[int, int]]) -> int:
+    return SHARE * sum(size for _, size in parts)
+
+
+def _make_in(
+    directory: Path, name: str, size: int, parts: Sequence[tuple[int, int]]
+) -> tuple[Path, int]:
     with contextlib.suppress(
         FileExistsError
     ):  # whatever exists there, O_NOFOLLOW below refuses a link
@@ -124,11 +131,13 @@ def _make_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
     folder = os.open(directory, _FOLDER)
     try:
         system = os.fstatvfs(folder)
-        if system.f_bavail * system.f_frsize < size * SHARE:
+        if system.f_bavail * system.f_frsize < _needed(parts):
             raise OSError(errno.ENOSPC, "not enough free space")
         full_name, descriptor = _make_new(folder, name)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            os.ftruncate(descriptor, size)
+            for offset, length in parts:
+                os.posix_fallocate(descriptor, offset, length)
         except OSError:
             os.close(descriptor)
             os.unlink(full_name, dir_fd=folder)

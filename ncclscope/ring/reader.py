@@ -9,7 +9,7 @@ being written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -23,7 +23,17 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model.signature import BASE_INVERSE
 from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import GraphTables, read_graphs
-from ncclscope.ring.image import RECORD_DTYPE, Entries, Records, RingImage, chosen, joined, whole
+from ncclscope.ring.image import (
+    ENTRY_DTYPE,
+    RECORD_DTYPE,
+    Entries,
+    Records,
+    RingImage,
+    chosen,
+    joined,
+    whole,
+)
+from ncclscope.untrusted import number, parse_object
 
 CHUNK = 1024
 _PIECES_KEPT = 512
@@ -31,6 +41,8 @@ _PIECES_KEPT = 512
 _PINNED = 1 << 20
 """Most records copied from a live ring: 96 MB."""
 _SLICE = 1 << 16
+_COMMS_READ = 128
+"""Entries of the table that are read at once: a page."""
 _ATTEMPTS = 8
 
 
@@ -103,6 +115,9 @@ class RingFile(RingImage):
         activities: Fields of the process's activities.
         device: The device section, read before any record; empty if there is none.
         carried: Number of collectives that NCCL reported, by communicator; without those of none.
+        since: Number of records before a communicator took over the number of another one.
+        holes: Positions of records that do not fit their check, since the newest table.
+        uncertain: Numbers of the communicators on which these may have been calls.
         scale: Factor on positions that leaves room for the calls of a replay; 1 in a ring without
             CUDA graphs.
         live: Whether the ring is still being written; set it before reading records.
@@ -120,16 +135,20 @@ class RingFile(RingImage):
         self.activities: list[tuple[int, ...]] = []
         self.device = b""
         self.carried: dict[int, int] = {}
+        self.since: dict[int, int] = {}
+        self.holes: list[int] = []
+        self.uncertain: frozenset[int] = frozenset()
         self.scale = 1
         self._serial = next(_serials)
         self._pinned: Records | None = None
         # Less than the capacity, so that the preceding record is still there.
-        self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
+        self._reach = min(layout.TABLE_EVERY + 256, self.capacity - 1)
         try:
             # Before the records: a call that has been counted or has finished is recorded.
             self.device = self.read_device()
-            self.carried = self._read_carried()
+            carried = self._read_carried()
             self._find_head()
+            self.carried = {n: count for n, count in carried.items() if n in self.states}
             self.activities = self.read_activities()
             self.scale = layout.MOST_GRAPH_CALLS if self.graphs_used else 1
             if self.head * self.scale > layout.MOST:
@@ -137,6 +156,9 @@ class RingFile(RingImage):
             # After the records: texts are written before the records that refer to them.
             self.texts = self.read_texts()
             self.about = self.read_about()
+            self.since = _sinces(self.texts)
+            if self.since:
+                self._find_head()
         except BaseException:
             self.close()
             raise
@@ -144,13 +166,13 @@ class RingFile(RingImage):
     @property
     def lost(self) -> int:
         """Number of records that had been overwritten when the ring was opened."""
-        return max(0, self.head - self.geometry.capacity)
+        return max(0, self.head - self.capacity)
 
     @property
     def is_torn(self) -> bool:
         """Whether the newest record is not whole, as where its writer was killed in it."""
         records, _ = self.read_slots(self.head, self.head + 1)
-        before = max(self.head + 1 - self.geometry.capacity, 0)
+        before = max(self.head + 1 - self.capacity, 0)
         return bool(np.any(records["begin"] != before) or np.any(records["end"] != before))
 
     @property
@@ -166,9 +188,20 @@ class RingFile(RingImage):
         return read_graphs(self)
 
     def _read_carried(self) -> dict[int, int]:
-        data = self.read_bytes(layout.HEADER_CARRIED, 4 * layout.MAX_COMMS)
-        counts = np.frombuffer(data[: len(data) // 4 * 4], "<u4").tolist()
-        return {number: count for number, count in enumerate(counts, 1) if count}
+        if not self.geometry.checked:
+            data = self.read_bytes(layout.OLD_CARRIED, 4 * layout.OLD_COMMS)
+            counts = np.frombuffer(data[: len(data) // 4 * 4], "<u4").tolist()
+            return {number: count for number, count in enumerate(counts, 1) if count}
+        data = self.read_bytes(self.geometry.carried, 8 * self.geometry.comms)
+        pairs = np.frombuffer(data[: len(data) // 8 * 8], "<u4").reshape(-1, 2)
+        used = np.flatnonzero(pairs.any(axis=1))
+        found = {}
+        for place, (made, other) in zip(used.tolist(), pairs[used].tolist(), strict=True):
+            if made == other ^ 0xFFFFFFFF:
+                found[place + 1] = made
+            else:
+                self.damage.add("carried")
+        return found
 
     # --- records ---------------------------------------------------------------------------
 
@@ -201,16 +234,25 @@ class RingFile(RingImage):
         """
 
         def read() -> Records:
-            return collectives(self.window(number * CHUNK, (number + 1) * CHUNK), comm)
+            return self.collectives(self.window(number * CHUNK, (number + 1) * CHUNK), comm)
 
         return _pieces.get((self._serial, number, comm), read)
+
+    def collectives(self, records: Records, comm: int) -> Records:
+        """Return the records that are collectives of communicator number `comm`."""
+        other = layout.FIXED_P2P | layout.FIXED_STEP
+        own = (records["comm"] == comm) & (records["fixed"] & other == 0)
+        if comm in self.since:
+            own &= records["begin"] > self.since[comm]
+        return chosen(records, own)
 
     def marks(self, comm: int) -> RingMarks:
         """Return a communicator's marks whose records are still kept."""
         low, high = np.searchsorted(self._marks["word"], np.array([comm, comm + 1], np.uint32))
         mine = self._marks[low:high]
         begins = mine["begin"]
-        low, high = np.searchsorted(begins, np.array([self.lost + 1, self.head + 1], np.uint64))
+        oldest = max(self.lost, self.since.get(comm, 0))
+        low, high = np.searchsorted(begins, np.array([oldest + 1, self.head + 1], np.uint64))
         mine = mine[low:high]
         seqs = mine["seq"]
         if np.any(seqs[1:] <= seqs[:-1]):
@@ -259,29 +301,54 @@ class RingFile(RingImage):
     def _find_head(self) -> None:
         """Find the number of records made, and each communicator's state at that point."""
         for attempt in range(_ATTEMPTS):
+            made = self.count
             entries = self._read_table()
             sinces = sorted({int(entry["begin"]) - 1 for _, entry in entries}, reverse=True)
-            self._follow(entries, self._believable(sinces, attempt))
+            self._follow(entries, self._believable(sinces, made, attempt), made)
             # Meanwhile a fast writer may have lapped a small ring.
             newest = max((int(entry["begin"]) - 1 for _, entry in self._read_table()), default=0)
-            if newest <= max([self.head, *sinces[:1]]):
-                return
+            if newest <= max([self.head, *sinces[:1]]) and not self.holes:
+                break
+        if self.holes:
+            self.damage.add("records")
+        if self.geometry.checked and 0 <= self.count < self.head - layout.COUNT_SLACK:
+            self.damage.add("count")
+        if not entries and self.head >= layout.TABLE_EVERY:
+            self.damage.add("table")
 
     def _read_table(self) -> list[tuple[int, Any]]:
         """Return pairs of communicator number and entry, from both halves of the table."""
-        table = self.read_entries(self.geometry.table, 2 * layout.MAX_COMMS)
-        places = np.flatnonzero(table["begin"])
-        return [(int(place) % layout.MAX_COMMS + 1, table[place]) for place in places]
+        comms, size = self.geometry.comms, ENTRY_DTYPE.itemsize
+        found: list[tuple[int, Any]] = []
+        for start in range(0, comms, _COMMS_READ):
+            count = min(_COMMS_READ, comms - start)
+            is_used = False
+            for half in (0, comms):
+                table = self.read_entries(self.geometry.table + (half + start) * size, count)
+                places = np.flatnonzero(table["begin"]).tolist()
+                found += [(start + place + 1, table[place]) for place in places]
+                is_used |= bool(places)
+            if not is_used:  # numbers are given in order
+                break
+        return found
 
-    def _believable(self, sinces: list[int], attempt: int) -> int:
-        """Return the newest of these heads that the records confirm."""
+    def _believable(self, sinces: list[int], made: int, attempt: int) -> int:
+        """Return the newest of these heads that the records confirm.
+
+        Args:
+            sinces: Numbers of records when tables were written.
+            made: Number of records by the header; -1 if it is not known.
+            attempt: Number of earlier attempts.
+        """
         for since in sinces:
             if len(self.read_stable(max(since - 1, 0), since + self._reach)):
                 return since
+        if made > 0 and len(self.read_stable(made - 1, made)):
+            return made
         # If the table changed at each attempt, the writer is fast; otherwise it is damaged.
         return sinces[0] if sinces and attempt == _ATTEMPTS - 1 else 0
 
-    def _follow(self, entries: list[tuple[int, Any]], head: int) -> None:
+    def _follow(self, entries: list[tuple[int, Any]], head: int, made: int) -> None:
         """Read from a table entry to the end of the stream."""
         self.head = head
         while len(tail := self.read_stable(self.head, self.head + self._reach)):
@@ -289,6 +356,8 @@ class RingFile(RingImage):
         known: dict[int, Any] = {}
         for comm, entry in entries:
             begin = int(entry["begin"])
+            if begin <= self.since.get(comm, 0):
+                continue
             if begin <= self.head + 1 and (comm not in known or begin > known[comm]["begin"]):
                 known[comm] = entry
         self.states = {
@@ -296,10 +365,24 @@ class RingFile(RingImage):
             for comm, entry in known.items()
         }
         start = min((int(entry["begin"]) - 1 for entry in known.values()), default=0)
-        self._count(self.read_stable(max(start, self.lost), self.head))
+        start = max(start, self.lost)
+        records = self.read_stable(start, self.head)
+        self._count(records)
+        self.holes = []
+        if self.geometry.checked:
+            end = min(max(self.head, made), self.head + self.capacity)
+            begins = records["begin"].astype(np.int64) - 1
+            self.holes = np.setdiff1d(np.arange(start, end), begins).tolist()
+        if self.holes:
+            newest = {comm: int(entry["begin"]) - 2 for comm, entry in known.items()}
+            newest.update(zip(records["comm"].tolist(), begins.tolist(), strict=True))
+            last = self.holes[-1]
+            self.uncertain = frozenset(comm for comm in self.states if newest.get(comm, -1) < last)
 
     def _count(self, records: Records) -> None:
         """Update the states with newer records."""
+        for comm, since in self.since.items():
+            records = chosen(records, (records["comm"] != comm) | (records["begin"] > since))
         fixed = records["fixed"]
         p2p = fixed & layout.FIXED_P2P != 0
         for kind in (~p2p, p2p):
@@ -321,10 +404,13 @@ def hash_before(after: int, signature: int) -> int:
     return (after - signature) * BASE_INVERSE & ((1 << 64) - 1)
 
 
-def collectives(records: Records, comm: int) -> Records:
-    """Return the records that are collectives of communicator number `comm`."""
-    other = layout.FIXED_P2P | layout.FIXED_STEP
-    return chosen(records, (records["comm"] == comm) & (records["fixed"] & other == 0))
+def _sinces(texts: Mapping[int, Sequence[str]]) -> dict[int, int]:
+    """Return the number of records before each communicator that has taken over a number."""
+    return {
+        index: number(parse_object(text).get("since"))
+        for index, text in enumerate(texts.get(layout.KIND_COMM, ()), 1)
+        if '"since"' in text
+    }
 
 
 def bracket(seqs: NDArray[np.uint64], seq: int) -> tuple[int, int]:

@@ -7,8 +7,8 @@ been recorded one by one.
 
 from __future__ import annotations
 
+import operator
 import struct
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from mmap import mmap
@@ -17,14 +17,19 @@ from typing import Protocol
 from ncclscope.model.signature import BASE, MASK, extend, replayed
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.clock import now_ns
 from ncclscope.ring.graph_book import GraphCall
 
-_RECORD = struct.Struct("<QQQQQ48sQ")
+_RECORD = struct.Struct("<QQQQQ48sII")
 """A record; ``numel``, the number of the replay, is separate from the repeating fields."""
+_REPEATS = struct.Struct("<6Q")
+_LOW = 0xFFFFFFFF
+_pack_count = layout.COUNT.pack_into
 _pack_replay = _RECORD.pack_into
+_F0, _F1, _F2, _F3, _F4 = layout.FACTORS[:5]
+_F11 = layout.FACTORS[11]
 _powers = [1]
 """Those of BASE, as far as they have been needed."""
-_time_ns = time.time_ns
 
 
 class Part:
@@ -34,7 +39,8 @@ class Part:
         channel: The communicator.
         packed: The data for recording a replay: channel; number of calls; ``BASE`` to that
             power; their running hash from zero; and the repeating bytes of the record, which are
-            the last call's packed parameters without ``numel``, graph number and flags.
+            the last call's packed parameters without ``numel``, graph number and flags; and
+            what these bytes add to the record's check.
 
     Args:
         channel: The communicator.
@@ -52,10 +58,13 @@ class Part:
         fixed[layout.FIXED_FLAGS] |= layout.FIXED_REPLAY
         if calls[-1].sizes is not None:
             fixed[layout.FIXED_SIZES] = bytes(4)  # they are in the graphs section
-        moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
+        head = bytes(fixed[8:])
+        moment = layout.MOMENT.pack(number & _LOW, 0, layout.FLAG_REPLAYED, layout.STATES[0])
+        checked = head + layout.MOMENT.pack(number & _LOW, 0, layout.FLAG_REPLAYED, 0)
+        share = sum(map(operator.mul, _REPEATS.unpack(checked), layout.FACTORS[5:11]))
         digest = self.hashes[-1]
         self.channel = channel
-        self.packed = channel, len(calls), power, digest, bytes(fixed[8:]) + moment
+        self.packed = channel, len(calls), power, digest, head + moment, share
 
     def after(self, running: int, count: int) -> int:
         """Return the running hash after the first calls of a replay.
@@ -109,20 +118,19 @@ def post_replay(writer: Ring, parts: Sequence[Part], number: int) -> int:
         The position of the first record; -1 if the graph has no collectives.
     """
     first = -1
-    now = _time_ns()
+    now = now_ns()
     pack, buffer, base, capacity = _pack_replay, writer._buffer, writer._base, writer.capacity
     for part in parts:
-        channel, count, power, digest, repeats = part.packed
+        channel, count, power, digest, repeats, share = part.packed
         while True:
-            before = channel.hash
+            before, position, made = channel.hash, writer.position, channel.seq
+            begin, seq = position + 1, made + count
             # As in RingWriter.post(): what follows may let in signal handlers.
             running = (before * power + digest) & MASK
-            if channel.hash is before:
+            words = begin * _F0 + now * _F1 + running * _F2 + seq * _F3 + number * _F4
+            check = (words + share + (begin & _LOW) * _F11 & MASK) >> 32
+            if channel.hash is before and writer.position == position:
                 # From here until the record is stored, no call and no jump.
-                position = writer.position
-                begin = position + 1
-                made = channel.seq
-                seq = made + count
                 writer.position = begin
                 channel.seq = seq
                 channel.hash = running
@@ -135,9 +143,11 @@ def post_replay(writer: Ring, parts: Sequence[Part], number: int) -> int:
                     seq,
                     number,
                     repeats,
-                    begin,
+                    begin & _LOW,
+                    check,
                 )
                 # ---
+                _pack_count(buffer, layout.HEADER_COUNT, begin, begin ^ MASK)
                 break
         if first < 0:
             first = position

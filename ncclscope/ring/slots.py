@@ -26,8 +26,6 @@ class Slots:
         self._offset = geometry.device
         self.address = ctypes.addressof(self._start)
         self.size = geometry.device_size
-        size = geometry.device_size.to_bytes(8, "little")
-        buffer[layout.HEADER_DEVICE_SIZE : layout.HEADER_DEVICE_SIZE + 8] = size
 
     def keep(self) -> None:
         """Keep the map until the process ends: a GPU may write until then."""

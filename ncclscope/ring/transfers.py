@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
 import zlib
 from collections import OrderedDict
 from dataclasses import replace
@@ -18,11 +17,11 @@ from typing import Any
 
 from ncclscope.errors import RingError
 from ncclscope.model.transfer import STATES, Transfer
-from ncclscope.ring import layout
+from ncclscope.ring import layout, words
+from ncclscope.ring.clock import now_ns
 
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _DIRECTIONS = ("send", "recv")
-_time_ns = time.time_ns
 
 Key = tuple[str, str]
 """Direction, and the own engine's id of the request."""
@@ -47,13 +46,14 @@ class TransferTable:
             if os.fstat(descriptor).st_size != geometry.total:
                 raise RingError(f"{path} has another size than it was created with")
             os.posix_fallocate(descriptor, geometry.total, size)
-            self._header = mmap.mmap(descriptor, layout.PAGE)
+            self._header = mmap.mmap(descriptor, geometry.strings)
+            self._geometry = geometry
             start = geometry.total // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
             self._offset = geometry.total - start
             self._buffer = mmap.mmap(descriptor, self._offset + size, offset=start)
         finally:
             os.close(descriptor)
-        self._put_u64(layout.HEADER_TRANSFERS_SIZE, size)
+        words.put(self._header, geometry, layout.HEADER_TRANSFERS_SIZE, size)
         # Handshakes end in threads of their own. A signal handler may come while it is held.
         self._lock = threading.RLock()
         self._places: dict[Key, int] = {}
@@ -79,9 +79,11 @@ class TransferTable:
                     self._known.pop(oldest, None)
                 else:
                     self._lost += 1
-                    self._put_u64(layout.HEADER_TRANSFERS_LOST, self._lost)
+                    words.put(
+                        self._header, self._geometry, layout.HEADER_TRANSFERS_LOST, self._lost
+                    )
                     return
-            now = _time_ns()
+            now = now_ns()
             self._store(key, replace(transfer, begun_ns=now, changed_ns=now))
 
     def change(self, direction: str, request: str, **changed: Any) -> None:
@@ -99,7 +101,7 @@ class TransferTable:
         if known is None or known.ended:
             return
         with self._lock:
-            self._store(key, replace(known, changed_ns=_time_ns(), **changed))
+            self._store(key, replace(known, changed_ns=now_ns(), **changed))
 
     def _store(self, key: Key, transfer: Transfer) -> None:
         self._turn += 1
@@ -110,9 +112,6 @@ class TransferTable:
         self._ended.pop(key, None)
         if transfer.ended:
             self._ended[key] = None
-
-    def _put_u64(self, offset: int, value: int) -> None:
-        self._header[offset : offset + 8] = value.to_bytes(8, "little")
 
 
 def pack_transfer(transfer: Transfer, turn: int) -> bytes:

@@ -39,8 +39,10 @@ def withdraw(writer: Ring, channel: Channel, position: int) -> bool:
         if before is None or not seq % layout.MARK_EVERY:
             return False
         channel.seq, channel.hash = seq - 1, before
-    at = writer._base + position % writer.capacity * layout.RECORD.size + _FLAGS
-    writer._buffer[at] = layout.FIXED_STEP | layout.FIXED_UNSENT
+    changed = bytearray(record)
+    changed[_FLAGS] = layout.FIXED_STEP | layout.FIXED_UNSENT
+    at = writer._base + position % writer.capacity * layout.RECORD.size
+    writer._buffer[at : at + len(record)] = layout.sealed_record(bytes(changed))
     return True
 
 

@@ -10,10 +10,11 @@ import contextlib
 import functools
 import json
 import mmap
+import operator
 import os
+import struct
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import RingError
 from ncclscope.model.signature import BASE, MASK, captured, replayed
-from ncclscope.ring import layout, unsent
+from ncclscope.ring import layout, unsent, words
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.clock import CLOCK, now_ns
+from ncclscope.ring.comm_texts import CommTexts
 from ncclscope.ring.graph_book import GraphBook, GraphCall
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import RingPlace, leave_pointer, make_file
 from ncclscope.ring.replays import parts_of, post_replay
+from ncclscope.ring.room import Room, first_parts
 
 if TYPE_CHECKING:
     from ncclscope.ring.slots import Slots
@@ -36,14 +40,21 @@ __all__ = ["Channel", "RingWriter"]
 
 _pack_record = layout.RECORD.pack_into
 _pack_moment = layout.MOMENT.pack
-_time_ns = time.time_ns
+_pack_count = layout.COUNT.pack_into
+_FIXED_WORDS = struct.Struct("<6Q")
+_F0, _F1, _F2, _F3 = layout.FACTORS[:4]
+_FIXED_FACTORS = layout.FACTORS[4:10]
+_F10, _F11 = layout.FACTORS[10:]
+_COUNT = layout.HEADER_COUNT
+_SHARES_KEPT = 4096
+_STATES = dict(enumerate(layout.STATES))
 _STEPS = tuple(
     layout.FIXED.pack(*[0] * 9, layout.NO_SHAPE, flags, -1, 0, 0, 0)[8:]
     for flags in (layout.FIXED_STEP, layout.FIXED_STEP | layout.FIXED_DUMMY)
 )
 """What repeats in the records of steps, behind ``numel``: of passes, and of dummy batches."""
 _MOST = layout.MOST
-_PLAIN = bytes(layout.MOMENT.size)
+_PLAIN = layout.MOMENT.pack(0, 0, 0, layout.STATES[0])
 """The moment of a call outside groups and graphs that has not started yet."""
 _LOW = 0xFFFFFFFF
 
@@ -91,11 +102,13 @@ class RingWriter:
                 f"give at least {layout.MIN_CAPACITY}",
             )
         self.geometry = layout.Geometry.for_capacity(capacity, device=device)
-        place = make_file(Path(directory), self.geometry.total)
+        place = make_file(Path(directory), self.geometry.total, first_parts(self.geometry))
         self.path = place.path
         self.capacity = capacity
         try:
             buffer = mmap.mmap(place.descriptor, self.geometry.total)
+            self._room = Room(buffer, self.geometry)
+            words.prepare(buffer, self.geometry)
             self._interner = self._open(place, buffer, device)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -113,7 +126,7 @@ class RingWriter:
         self.sizes_of = self._interner.sizes_of
         """:meth:`Interner.sizes_of`, which reads a sizes list back."""
         self.activities = Activities(buffer, self._interner)
-        self.graphs = GraphBook(buffer, self.geometry)
+        self.graphs = GraphBook(buffer, self.geometry, self._room)
         self.slots = _slots(buffer, self.geometry) if device else None
         self.capture: Callable[[Channel, bytes, int, int], int] = _nothing
         self._detached = False
@@ -129,30 +142,40 @@ class RingWriter:
         """Prepare to write; return what writes texts."""
         self.position = 0
         self._base = self.geometry.records
-        self._table_mask = layout.table_every(self.capacity) - 1
-        self._channels: list[Channel] = []
+        self._table_mask = layout.table_every(self._room.records) - 1
+        self._shares: dict[bytes, int] = {}
+        self._channels: dict[int, Channel] = {}
         self._tables = 0
         self._marks = 0
         self._post_lock = threading.RLock()
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self._guard_posts()
-        return Interner(buffer, self.geometry)
+        interner = Interner(buffer, self.geometry, self._room)
+        self._comm_texts = CommTexts(buffer, self.geometry, interner)
+        return interner
 
     def _publish(self) -> None:
         # The magic comes last: a reader never sees a header that is not whole.
-        layout.HEADER.pack_into(
-            self._buffer,
-            0,
-            b"",
+        geometry = self.geometry
+        header = layout.HEADER.pack(
+            layout.MAGIC,
             layout.VERSION,
             layout.RECORD.size,
             self.capacity,
-            self.geometry.about_size,
-            self.geometry.strings_size,
-            self.geometry.heap_size,
-            self.geometry.marks,
+            geometry.about_size,
+            geometry.strings_size,
+            geometry.heap_size,
+            geometry.marks,
+            geometry.comms,
+            geometry.graphs_size,
+            geometry.device_size,
+            CLOCK & MASK,
         )
-        self._buffer[: len(layout.MAGIC)] = layout.MAGIC
+        magic = len(layout.MAGIC)
+        self._buffer[magic : layout.HEADER_CHECK] = header[magic:]
+        check = zlib.crc32(header).to_bytes(4, "little")
+        self._buffer[layout.HEADER_CHECK : layout.HEADER_CHECK + 4] = check
+        self._buffer[:magic] = layout.MAGIC
 
     # --- the calls -------------------------------------------------------------------------
 
@@ -186,24 +209,26 @@ class RingWriter:
             The position, by which :meth:`advance` finds the record again; -1 for a call that
             became a part of a graph.
         """
-        moment, signed = _PLAIN, signature
+        moment, signed, of_moment = _PLAIN, signature, 0
         if state or flags or group or graph:
-            moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
+            moment, of_moment = _moment(graph, group, flags, state)
             if flags & layout.FLAG_CAPTURED:
                 if self.capture(channel, fixed, signature, group):
                     return -1
                 signed = captured(signature)
             elif flags & layout.FLAG_REPLAYED:
                 signed = replayed(signature)
-        now = _time_ns()
-        before = channel.hash
+        now = now_ns()
+        share = self._shares.get(fixed) or self._share(fixed)
+        before, position = channel.hash, self.position
+        begin, seq = position + 1, channel.seq + 1
         # Multiplying long integers may run signal handlers and the garbage collector.
         running = (before * BASE + signed) & MASK
-        if channel.hash is before:
+        of_begin = begin * _F0 + (begin & _LOW) * _F11
+        total = of_begin + now * _F1 + running * _F2 + seq * _F3 + share + of_moment
+        check = (total & MASK) >> 32
+        if channel.hash is before and self.position == position:
             # No call and no jump from here until the record is stored; see the class.
-            position = self.position
-            begin = position + 1
-            seq = channel.seq + 1
             self.position = begin
             channel.seq = seq
             channel.hash = running
@@ -216,9 +241,11 @@ class RingWriter:
                 seq,
                 fixed,
                 moment,
-                begin,
+                begin & _LOW,
+                check,
             )
             # ---
+            _pack_count(self._buffer, _COUNT, begin, begin ^ MASK)
             if not seq & 1023:
                 self._mark(channel.index, position, seq, running)
             if not begin & self._table_mask:
@@ -236,31 +263,38 @@ class RingWriter:
         graph: int = 0,
     ) -> int:
         """Record a send or receive, outside the common sequence; arguments as for :meth:`post`."""
-        moment = _PLAIN
+        moment, of_moment = _PLAIN, 0
         if state or flags or group or graph:
-            moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
+            moment, of_moment = _moment(graph, group, flags, state)
             if flags & layout.FLAG_CAPTURED and self.capture(channel, fixed, 0, group):
                 return -1
-        now = _time_ns()
-        # As in post().
-        position = self.position
-        begin = position + 1
-        seq = channel.p2p + 1
-        running = channel.hash
-        self.position = begin
-        channel.p2p = seq
-        _pack_record(
-            self._buffer,
-            self._base + position % self.capacity * 96,
-            begin,
-            now,
-            running,
-            seq,
-            fixed,
-            moment,
-            begin,
-        )
-        # ---
+        now = now_ns()
+        share = self._shares.get(fixed) or self._share(fixed)
+        while True:
+            seq, running, position = channel.p2p + 1, channel.hash, self.position
+            begin = position + 1
+            of_begin = begin * _F0 + (begin & _LOW) * _F11
+            total = of_begin + now * _F1 + running * _F2 + seq * _F3 + share + of_moment
+            check = (total & MASK) >> 32
+            if self.position == position:
+                # As in post().
+                self.position = begin
+                channel.p2p = seq
+                _pack_record(
+                    self._buffer,
+                    self._base + position % self.capacity * 96,
+                    begin,
+                    now,
+                    running,
+                    seq,
+                    fixed,
+                    moment,
+                    begin & _LOW,
+                    check,
+                )
+                # ---
+                _pack_count(self._buffer, _COUNT, begin, begin ^ MASK)
+                break
         if not begin & self._table_mask:
             self._write_table()
         return position
@@ -276,23 +310,31 @@ class RingWriter:
         seq = min(max(number, 0), _MOST)
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
         fixed = held.to_bytes(8, "little") + _STEPS[dummy]
-        now = _time_ns()
-        # As in post().
-        position = self.position
-        begin = position + 1
-        self.position = begin
-        _pack_record(
-            self._buffer,
-            self._base + position % self.capacity * 96,
-            begin,
-            now,
-            0,
-            seq,
-            fixed,
-            _PLAIN,
-            begin,
-        )
-        # ---
+        now = now_ns()
+        share = _share_of(fixed)
+        while True:
+            position = self.position
+            begin = position + 1
+            total = begin * _F0 + (begin & _LOW) * _F11 + now * _F1 + seq * _F3 + share
+            check = (total & MASK) >> 32
+            if self.position == position:
+                # As in post().
+                self.position = begin
+                _pack_record(
+                    self._buffer,
+                    self._base + position % self.capacity * 96,
+                    begin,
+                    now,
+                    0,
+                    seq,
+                    fixed,
+                    _PLAIN,
+                    begin & _LOW,
+                    check,
+                )
+                # ---
+                _pack_count(self._buffer, _COUNT, begin, begin ^ MASK)
+                break
         if not begin & self._table_mask:
             self._write_table()
         return position
@@ -307,8 +349,17 @@ class RingWriter:
 
     def advance(self, position: int, state: int) -> None:
         """Set the state of a record, if it has not been overwritten."""
-        if position >= 0 and 0 < self.position - position <= self.capacity:
-            self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
+        spelled = _STATES.get(state)
+        if spelled and position >= 0 and 0 < self.position - position <= self.capacity:
+            place = self._base + position % self.capacity * 96 + layout.STATE_OFFSET
+            self._buffer[place] = spelled
+
+    def _share(self, fixed: bytes) -> int:
+        """Return what packed parameters add to a record's check, and keep it."""
+        if len(self._shares) >= _SHARES_KEPT:
+            self._shares.clear()
+        share = self._shares[fixed] = _share_of(fixed)
+        return share
 
     withdraw = unsent.withdraw
 
@@ -330,34 +381,50 @@ class RingWriter:
     def channel(self, about: Mapping[str, Any]) -> Channel:
         """Return a new channel for a communicator with this description.
 
-        Raises:
-            RingError: There is no room for another one.
+        Without room for another communicator, its number is 0: calls on it are recorded, but not on
+        which communicator they were made.
         """
         with self._lock:
-            channel = self._open_channel(json.dumps(about), about)
-        if channel is None:
-            raise RingError(
-                "the ring has no room for another communicator; "
-                f"it holds {layout.MAX_COMMS} communicators at most"
-            )
-        return channel
+            return self._open_channel(json.dumps(about), about)
 
     def update_channel(self, channel: Channel, changed: Mapping[str, Any]) -> None:
         """Add to a communicator's description, such as the label that became known later."""
-        self._interner.text(layout.KIND_COMM_UPDATE, json.dumps({"comm": channel.index, **changed}))
+        if channel.index:
+            self._update(channel, json.dumps({"comm": channel.index, **changed}))
 
-    def _open_channel(self, text: str, about: Mapping[str, Any]) -> Channel | None:
-        """Return the channel of a communicator with this text; None without room."""
+    def close_channel(self, channel: Channel) -> None:
+        """Let a communicator's number be used again, since the communicator was destroyed."""
+        with self._lock:
+            if not self._detached:
+                self._comm_texts.close(channel.index)
+
+    def reopen_channel(self, channel: Channel) -> None:
+        """Take back that a communicator was destroyed: it is used again."""
+        with self._lock:
+            self._comm_texts.reopen(channel.index)
+
+    def _update(self, channel: Channel, text: str) -> None:
+        with self._lock:
+            if not self._detached:
+                self._comm_texts.update(channel.index, text)
+
+    def _open_channel(self, text: str, about: Mapping[str, Any]) -> Channel:
+        """Return the channel of a communicator with this text."""
         if self._detached:
             return Channel(1)
-        if len(self._channels) >= layout.MAX_COMMS:
-            return None
-        number = self._interner.text(layout.KIND_COMM, text)
-        if number != len(self._channels) + 1:
-            return None
+        known = len(self._channels)
+        if known < self.geometry.comms and not self._room.has_comm(known + 1):
+            number = self._comm_texts.again(text, self.position)
+        else:
+            number = self._comm_texts.open(text, self.position)
         channel = Channel(number)
-        self._channels.append(channel)
-        self._write_table()
+        if not number:
+            return channel
+        if number in self._channels:
+            self._channels[number].index = 0
+            self._write_entry((self._tables + 1) % 2, channel)
+        self._channels[number] = channel
+        self._write_entry(self._tables % 2, channel)
         return channel
 
     # --- process description -----------------------------------------------------------------
@@ -385,15 +452,16 @@ class RingWriter:
         generation = self._about_generation
         checksum = zlib.crc32(data, generation & 0xFFFFFFFF)
         layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
+        self._put_word(layout.HEADER_ABOUTS, generation)
 
     def store_heartbeat(self) -> None:
         """Store a heartbeat."""
-        self._put_u64(layout.HEADER_HEARTBEAT, _time_ns())
+        self._put_word(layout.HEADER_HEARTBEAT, now_ns())
 
     def finish(self) -> None:
         """Record a normal exit. The map stays: other threads may still write."""
         self._write_table()  # with a heartbeat
-        self._put_u64(layout.HEADER_EXITED, _time_ns())
+        self._put_word(layout.HEADER_EXITED, now_ns())
 
     def detach(self) -> None:
         """Stop writing to the file, without changing it; later records are discarded.
@@ -417,27 +485,62 @@ class RingWriter:
     # --- table and marks ---------------------------------------------------------------------
 
     def _mark(self, index: int, position: int, seq: int, running: int) -> None:
+        if not index:
+            return
         place = self._marks % self.geometry.marks
         self._marks += 1
-        offset = self.geometry.mark_area + place * layout.MARK.size
-        begin = position + 1
-        layout.MARK.pack_into(self._buffer, offset, begin, seq, running, index, begin & 0xFFFFFFFF)
+        size = layout.MARK.size
+        offset = self.geometry.mark_area + place * size
+        entry = layout.MARK.pack(position + 1, seq, running, index, 0)
+        self._buffer[offset : offset + size] = layout.sealed(entry)
 
     def _write_table(self) -> None:
         self._tables += 1
-        half = self._tables % 2 * layout.MAX_COMMS
-        size = layout.TABLE_ENTRY.size
         self.store_heartbeat()
-        for channel in list(self._channels):
-            begin = self.position + 1
-            seq, running, p2p = channel.seq, channel.hash, channel.p2p & 0xFFFFFFFF
-            offset = self.geometry.table + (half + channel.index - 1) * size
-            layout.TABLE_ENTRY.pack_into(
-                self._buffer, offset, begin, seq, running, p2p, begin & 0xFFFFFFFF
-            )
+        for channel in list(self._channels.values()):
+            self._write_entry(self._tables % 2, channel)
+        if self._room.records < self.capacity:
+            self._add_records()
+
+    def _write_entry(self, half: int, channel: Channel) -> None:
+        size = layout.TABLE_ENTRY.size
+        begin = self.position + 1
+        seq, running, p2p = channel.seq, channel.hash, channel.p2p & _LOW
+        offset = self.geometry.table + (half * self.geometry.comms + channel.index - 1) * size
+        entry = layout.TABLE_ENTRY.pack(begin, seq, running, p2p, 0)
+        self._buffer[offset : offset + size] = layout.sealed(entry)
+
+    def _add_records(self) -> None:
+        """Reserve more slots before the records reach the last one; without room, wrap there."""
+        room = self._room
+        while room.records < self.capacity and self.position + self._table_mask + 1 > (
+            room.records - self._table_mask - 1
+        ):
+            if room.add_records():
+                self._table_mask = layout.table_every(room.records) - 1
+            else:
+                self._put_word(layout.HEADER_WRAP, room.records)
+                self.capacity = room.records
+
+    def _put_word(self, offset: int, value: int) -> None:
+        if not self._detached:
+            words.put(self._buffer, self.geometry, offset, value)  # type: ignore[arg-type]
 
     def _put_u64(self, offset: int, value: int) -> None:
         self._buffer[offset : offset + 8] = value.to_bytes(8, "little")
+
+
+def _moment(graph: int, group: int, flags: int, state: int) -> tuple[bytes, int]:
+    """Return the packed moment of a call, and what it adds to the record's check."""
+    number = group and (group - 1) % 0xFFFF + 1
+    if not 0 <= state < len(layout.STATES):
+        raise ValueError("the state is 0 to 2")
+    packed = _pack_moment(graph & _LOW, number, flags, layout.STATES[state])
+    return packed, (graph & _LOW | number << 32 | flags << 48) * _F10
+
+
+def _share_of(fixed: bytes) -> int:
+    return sum(map(operator.mul, _FIXED_WORDS.unpack(fixed), _FIXED_FACTORS))
 
 
 def _slots(buffer: mmap.mmap, geometry: layout.Geometry) -> Slots:

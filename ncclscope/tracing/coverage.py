@@ -7,10 +7,10 @@ ring exists are in it from the start.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
+from ncclscope.ring.clock import now_ns
 from ncclscope.tracing import session
 
 ON, ENDED, REFUSED, ABSENT = "on", "ended", "refused", "absent"
@@ -55,7 +55,7 @@ def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
     if found is None:
         if len(_unseen) >= _MOST_KINDS:
             return
-        entry = {"kind": kind, "text": text[:_LONGEST], "comms": keys, "since_ns": time.time_ns()}
+        entry = {"kind": kind, "text": text[:_LONGEST], "comms": keys, "since_ns": now_ns()}
     else:
         known = found["comms"]
         if not known or (keys and known and set(keys) <= set(known)):

@@ -6,13 +6,13 @@ import os
 import platform
 import socket
 import sys
-import time
 from importlib import metadata
 from typing import Any
 
 from ncclscope import settings
 from ncclscope.procfs import ancestors, boot_id, pid_namespace, start_ticks
 from ncclscope.redaction import redact_words
+from ncclscope.ring.clock import now_ns
 
 _WORDS, _LONGEST_WORD = 40, 200
 """Most recorded arguments of the command line, and characters of each."""
@@ -32,7 +32,7 @@ def describe_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "parent": os.getppid(),
         "ancestors": ancestors(os.getpid()),
-        "started_ns": time.time_ns(),
+        "started_ns": now_ns(),
         "boot_id": boot_id(),
         "pid_namespace": pid_namespace(),
         "start_ticks": start_ticks(os.getpid()),

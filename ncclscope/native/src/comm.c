@@ -30,6 +30,15 @@ static void set_index(ns_opened *of, uint32_t index)
 
 /* --- numbers ------------------------------------------------------------------------------------ */
 
+static void unlink_closed(ns_ring *ring, ns_opened **link)
+{
+    ns_opened *gone = *link;
+    *link = gone->next;
+    if (ring->last_closed == &gone->next)
+        ring->last_closed = link;
+    gone->next = NULL;
+}
+
 /* Take the channel out of the queue that was closed first and whose text has room; NULL if none. */
 static ns_opened *take_closed(ns_ring *ring, uint64_t length)
 {
@@ -37,11 +46,8 @@ static ns_opened *take_closed(ns_ring *ring, uint64_t length)
     while (*link && (*link)->text.length < length)
         link = &(*link)->next;
     ns_opened *found = *link;
-    if (found) {
-        *link = found->next;
-        if (ring->last_closed == &found->next)
-            ring->last_closed = link;
-    }
+    if (found)
+        unlink_closed(ring, link);
     return found;
 }
 
@@ -79,6 +85,7 @@ static void succeed(ns_ring *ring, ns_opened *made, ns_opened *old, const char *
     old->updates = NULL;
     for (size_t at = 0; at < made->update_count; at++)
         ns_overwrite(ring, NS_COMM_UPDATE, &made->updates[at], "{}", 2, "");
+    ns_put_word(ring, NS_REUSED, ++ring->reused);
     snprintf(since, sizeof since, ", \"since\": %" PRIu64 "}", ring->position);
     ns_overwrite(ring, NS_COMM, &made->text, json, length - 1, since);
     set_index(made, number);
@@ -104,6 +111,8 @@ ns_channel *ns_channel_open(ns_ring *ring, const char *json, size_t length, uint
         succeed(ring, made, old, json, length);
     else
         begin(ring, made, json, length, whole);
+    if (!made->channel.index && fits && (old = take_closed(ring, whole)))
+        succeed(ring, made, old, json, length);
     pthread_mutex_unlock(&ring->lock);
     return &made->channel;
 }
@@ -117,6 +126,22 @@ void ns_channel_close(ns_channel *channel)
         own->closed = true;
         *ring->last_closed = own;
         ring->last_closed = &own->next;
+    }
+    pthread_mutex_unlock(&ring->lock);
+}
+
+void ns_channel_reopen(ns_channel *channel)
+{
+    ns_ring *ring = channel->ring;
+    ns_opened *own = opened(channel);
+    pthread_mutex_lock(&ring->lock);
+    if (own->closed && channel->index && !ring->detached) {
+        ns_opened **link = &ring->closed;
+        while (*link && *link != own)
+            link = &(*link)->next;
+        if (*link)
+            unlink_closed(ring, link);
+        own->closed = false;
     }
     pthread_mutex_unlock(&ring->lock);
 }

@@ -54,6 +54,7 @@ static void prepare_words(ns_ring *ring)
 {
     for (uint64_t word = NS_WORDS; word < NS_WORDS_END; word += 8)
         ns_put_word(ring, word, 0);
+    ns_put_word(ring, NS_REUSED, 0);
     ns_put64(ring->file + NS_COUNT + 8, ~(uint64_t)0);
 }
 

@@ -26,6 +26,7 @@ enum {
     NS_WRAP = 168,
     NS_WORDS_END = 192,
     NS_COUNT = 192,
+    NS_REUSED = 208, /* a word behind the others */
     /* Sizes of entries. */
     NS_ABOUT_HEAD = 20,
     NS_TEXT_HEAD = 8,
@@ -96,7 +97,7 @@ struct ns_ring {
     ns_geometry geometry;
     /* What is reserved: records, bytes of two parts, entries of two parts. */
     uint64_t room, strings_room, heap_room, table_room, carried_room;
-    uint64_t tables, marked, generation, refused;
+    uint64_t tables, marked, generation, refused, reused;
     uint64_t strings_used, heap_used;
     uint64_t used[NS_KINDS + 1];   /* bytes of texts of each kind */
     uint32_t counts[NS_KINDS + 1]; /* their number */

@@ -328,6 +328,15 @@ static PyObject *close_channel(PyObject *Py_UNUSED(self), PyObject *object)
     Py_RETURN_NONE;
 }
 
+static PyObject *reopen_channel(PyObject *Py_UNUSED(self), PyObject *object)
+{
+    ns_channel *closed = channel_of(object);
+    if (!closed)
+        return NULL;
+    ns_channel_reopen(closed);
+    Py_RETURN_NONE;
+}
+
 static PyObject *channel_get(PyObject *self, void *field)
 {
     const ns_channel *channel = ((Channel *)self)->channel;
@@ -537,6 +546,7 @@ static PyMethodDef ring_methods[] = {
     {"store_heartbeat", store_heartbeat, METH_NOARGS, "Store a heartbeat."},
     {"channel", channel, METH_VARARGS, "Return a new channel; its index is 0 without room."},
     {"close_channel", close_channel, METH_O, "Let a later channel take the number of one."},
+    {"reopen_channel", reopen_channel, METH_O, "Take back that one was closed."},
     {"describe", describe, METH_O, "Store the process description; False if it is too long."},
     {"detach", detach, METH_NOARGS, "Discard everything from here on."},
     {"finish", finish, METH_NOARGS, "Record a normal exit."},

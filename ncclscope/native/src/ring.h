@@ -111,6 +111,8 @@ int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t 
 ns_channel *ns_channel_open(ns_ring *ring, const char *json, size_t length, uint32_t members);
 /* The communicator was destroyed: a later one may take its number. May be called again. */
 void ns_channel_close(ns_channel *channel);
+/* Take back that a channel was closed, unless another one has its number already. */
+void ns_channel_reopen(ns_channel *channel);
 /* Its number in the file, from 1; 0 without room, or once another communicator has taken it. */
 uint32_t ns_index(const ns_channel *channel);
 /* Add to a description: `json` has "comm", the channel's number, and what has changed. */

@@ -168,17 +168,18 @@ bool ns_room_comm(ns_ring *ring, uint32_t number)
 
 void ns_room_records(ns_ring *ring)
 {
-    uint64_t room = ring->room, capacity = ring->geometry.capacity;
-    if (ring->detached || room >= capacity || ring->capacity < capacity
-        || ring->position + ring->table_mask + 1 <= room)
-        return;
-    uint64_t wanted = least(room + least(room, MOST_RECORDS), capacity);
-    uint64_t end = pages(room * NS_RECORD);
-    if (populate(ring, ring->geometry.records + end, pages(wanted * NS_RECORD) - end)) {
-        ring->room = wanted;
-        ring->table_mask = table_every(wanted) - 1;
-    } else {
-        ns_put_word(ring, NS_WRAP, room);
-        ring->capacity = room;
+    uint64_t capacity = ring->geometry.capacity;
+    /* As writer.py, in which other threads may record before this is called. */
+    while (!ring->detached && ring->room < ring->capacity
+           && ring->position + 2 * (ring->table_mask + 1) > ring->room) {
+        uint64_t wanted = least(ring->room + least(ring->room, MOST_RECORDS), capacity);
+        uint64_t end = pages(ring->room * NS_RECORD);
+        if (populate(ring, ring->geometry.records + end, pages(wanted * NS_RECORD) - end)) {
+            ring->room = wanted;
+            ring->table_mask = table_every(wanted) - 1;
+        } else {
+            ns_put_word(ring, NS_WRAP, ring->room);
+            ring->capacity = ring->room;
+        }
     }
 }

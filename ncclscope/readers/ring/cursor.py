@@ -38,6 +38,8 @@ TAIL = 16
 _FIRST_READ, _LONGEST_READ = 64, 8192
 _MOST_PIDS = 1 << 22
 _PLACE = np.uint64(KEPT - 1)
+_TEXTS_CHANGED = (layout.HEADER_STRINGS_USED, layout.HEADER_ABOUTS, layout.HEADER_REUSED)
+"""Words that change with the texts of a ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +163,9 @@ class RingCursor:
         """Read the whole state: at the start, or when the writer has lapped this cursor."""
         ring = RingFile(self.path)
         self._ring = ring
-        self._base, self._capacity = ring.geometry.records, ring.geometry.capacity
+        self._base = ring.geometry.records
         self.head = ring.head
-        self._used = -1
+        self._used: tuple[int, ...] = ()
         self._names: dict[int, str] = {}
         self._take_texts(ring)
         for index, state in ring.states.items():
@@ -184,7 +186,7 @@ class RingCursor:
 
     def _take_texts(self, ring: RingFile) -> None:
         """Read new texts of the ring, such as names; they are rare."""
-        used = self._ring.read_u64(layout.HEADER_STRINGS_USED)
+        used = tuple(self._ring.read_u64(at) for at in _TEXTS_CHANGED)
         if used == self._used:
             return
         self._used = used
@@ -192,6 +194,10 @@ class RingCursor:
         ring.about = ring.read_about() or ring.about
         self._take_about(ring.about)
         for index, comm in communicators(ring).items():
+            before = self._names.get(index)
+            if before is not None and before != comm.key:
+                self.comm_cursors.pop(before, None)  # its number was taken over
+                self._pending.pop(before, None)
             self._names[index] = comm.key
             comm_cursor = self.comm_cursors.get(comm.key)
             if comm_cursor is None:
@@ -228,6 +234,7 @@ class RingCursor:
             Whether anything changed since the last poll: the calls or their states.
         """
         changed = False
+        self._ring.read_capacity()
         newest = self._begin_at(self.head)
         if newest > self.head + 1:
             self._open()  # the writer has lapped this cursor
@@ -241,13 +248,13 @@ class RingCursor:
         return changed
 
     def _begin_at(self, position: int) -> int:
-        offset = self._base + position % self._capacity * layout.RECORD.size
+        offset = self._base + position % self._ring.capacity * layout.RECORD.size
         return self._ring.read_u64(offset)
 
     def _follow(self) -> bool:
         """Read to the end of the stream, or to a record that is still being written."""
         before, count = self.head, self._expected
-        most = min(_LONGEST_READ, self._capacity - 1)
+        most = min(_LONGEST_READ, self._ring.capacity - 1)
         while True:
             records = self._ring.read_stable(self.head, self.head + min(count, most))
             if len(records) and int(records["begin"][-1]) != self.head + len(records):
@@ -282,7 +289,7 @@ class RingCursor:
 
     def _take_tail(self) -> bool:
         """Read the states of the newest calls; return whether any changed."""
-        start = max(0, self.head - min(TAIL, self._capacity))
+        start = max(0, self.head - min(TAIL, self._ring.capacity))
         records, wanted = self._ring.read_slots(start, self.head)
         device = self._ring.read_device(max(self._names, default=0))
         states = b""
@@ -381,7 +388,7 @@ class RingCursor:
             The calls found among the last 8192 records.
         """
         found: list[Call] = []
-        stop, oldest = self.head, max(0, self.head - min(self._capacity, _LONGEST_READ))
+        stop, oldest = self.head, max(0, self.head - min(self._ring.capacity, _LONGEST_READ))
         while stop > oldest and len(found) < count:
             start = max(oldest, stop - max(_FIRST_READ, 2 * count))
             records = self._ring.read_stable(start, stop)

@@ -271,7 +271,9 @@ class RingLog:
         if self._beginning is None:
             # In a ring that is exactly full, the writer may be overwriting the first record.
             ring = self._ring
-            untouched = ring.oldest == 0 and ring.head < ring.geometry.capacity
+            untouched = (
+                ring.oldest == 0 and ring.head < ring.capacity and self._number not in ring.since
+            )
             self._beginning = (1, 0) if untouched else self._find_first()
         return self._beginning
 

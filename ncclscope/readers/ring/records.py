@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.ring.image import RECORD_DTYPE, Records
-from ncclscope.ring.reader import CHUNK, RingFile, RingMarks, bracket, collectives
+from ncclscope.ring.reader import CHUNK, RingFile, RingMarks, bracket
 
 
 class CommRecords:
@@ -45,7 +45,7 @@ class CommRecords:
         """Return the oldest kept record, `[1]`; empty if none is kept."""
         ring = self._ring
         for start in range(ring.oldest, ring.head, CHUNK):
-            found = collectives(ring.window(start, start + CHUNK), self._number)
+            found = ring.collectives(ring.window(start, start + CHUNK), self._number)
             if len(found):
                 return found[:1]
         return np.empty(0, RECORD_DTYPE)

@@ -81,6 +81,8 @@ class RingTransfers(_RingTrail[Call]):
     def _between(self, start: int, stop: int) -> list[Call]:
         window = self._ring.window(start, stop)
         own = (window["comm"] == self._number) & (window["fixed"] & layout.FIXED_P2P != 0)
+        if self._number in self._ring.since:
+            own &= window["begin"] > self._ring.since[self._number]
         return decode(self._ring, chosen(window, own), self._key)
 
     def _damaged(self, seq: int, near: Call) -> DamagedCall:

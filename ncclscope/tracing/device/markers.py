@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ncclscope.ring import layout
+from ncclscope.ring.clock import now_ns
 from ncclscope.ring.slots import Slots
 from ncclscope.tracing.device.driver import Attacher, Driver, DriverError, Launcher
 from ncclscope.tracing.device.graph_markers import GraphMarkers, Placement
@@ -115,7 +116,7 @@ class DeviceMarks:
             if time.monotonic() > until:
                 return
             time.sleep(0)
-        self.clock = time.time_ns() - stamp
+        self.clock = now_ns() - stamp
 
     def turn_off(self, reason: str) -> None:
         """Stop counting in this process, and warn once."""

@@ -8,11 +8,10 @@ microseconds (``python -m benchmarks.runners --only cold``). So this module inli
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.ring import layout
+from ncclscope.ring.clock import now_ns
 from ncclscope.tracing import session
 from ncclscope_patches.probes.probe import Patch
 
@@ -53,7 +52,6 @@ def put_noting(
 def _noting(
     patch: Patch, function: Callable[..., Any], activity: str, read: Noted
 ) -> Callable[..., Any]:
-    pack, time_ns = layout.ACTIVITY.pack_into, time.time_ns
     slot: Slot | None = None
 
     def forget() -> None:
@@ -80,10 +78,9 @@ def _noting(
                         word = here.words.get(detail)
                         if word is None:
                             word = here.word(detail)
-                        place = here.offset
-                        began = time_ns()
+                        began = now_ns()
                         here.newest = turn = next(here.turns)
-                        pack(here.buffer, place, turn, began, 0, number, here.name, word, turn)
+                        here.store(turn, began, 0, number, word)
             except Exception as error:
                 patch.fail(error)
         if not turn:
@@ -93,7 +90,7 @@ def _noting(
         finally:
             if here.newest == turn:
                 try:
-                    pack(here.buffer, place, turn, began, time_ns(), number, here.name, word, turn)
+                    here.store(turn, began, now_ns(), number, word)
                 except Exception as error:
                     patch.fail(error)
 

@@ -7,12 +7,12 @@ Ranks find each other by keys in a store. A rank that never comes leaves its pee
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from ncclscope.model.activities import AGAIN_NS, STORE_PLACE, STORE_SET, STORE_WAIT
+from ncclscope.ring.clock import now_ns
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.probe import Note
 
@@ -67,7 +67,7 @@ class StoreNote(Note):
 
     def _begin(self, text: str, seconds: float) -> Phase | None:
         last, since, until = self._last
-        now = time.time_ns()
+        now = now_ns()
         # torch itself waits in slices of ten seconds, and logs in between.
         began = since if last == text and now - until < AGAIN_NS else now
         self._last = text, began, now
@@ -75,7 +75,7 @@ class StoreNote(Note):
 
     def _leave(self, wait: Phase) -> None:
         leave(wait)
-        self._last = *self._last[:2], time.time_ns()
+        self._last = *self._last[:2], now_ns()
 
     def _set(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._sets.note(_key(args[1] if len(args) > 1 else kwargs.get("key")), "a key")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ncclscope.ring.clock import now_ns
 from ncclscope.tracing import transfers
 from ncclscope_patches.probes.probe import Note
 
@@ -80,7 +81,7 @@ def _extended(token: Any, _result: Any) -> None:
     """Record that the receiving engine has extended the lease on blocks."""
     args, kwargs = token
     worker, payload = args[0], args[1] if len(args) > 1 else kwargs["payload"]
-    now, clock = time.time_ns(), time.perf_counter()
+    now, clock = now_ns(), time.perf_counter()
     for request in payload.split(","):
         expires = worker._reqs_to_send.get(request)
         if expires is not None:

@@ -8,11 +8,11 @@ its ids, number of blocks and addresses are recorded.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ncclscope.model import Transfer
+from ncclscope.ring.clock import now_ns
 from ncclscope.tracing import session, transfers
 from ncclscope_patches.probes.probe import Note
 
@@ -180,7 +180,7 @@ def _finished(token: tuple[Any, Any], result: Any) -> None:
         return
     engine = getattr(connector, ATTRIBUTE)
     given = answer or request.kv_transfer_params or {}
-    deadline = time.time_ns() + engine.lease * 1_000_000_000 if engine.leases else 0
+    deadline = now_ns() + engine.lease * 1_000_000_000 if engine.leases else 0
     _put(engine, "send", number, given, phase="held", deadline_ns=deadline)
 
 
@@ -215,7 +215,7 @@ def _remote_params(remote: Any) -> dict[str, Any]:
 
 
 def _hold(engine: _Engine, held: Mapping[str, Any], clock: float) -> None:
-    now = time.time_ns()
+    now = now_ns()
     for number, expires in held.items():
         seconds = expires - clock if clock and isinstance(expires, float) else 0.0
         deadline = now + int(seconds * 1e9) if seconds > 0 else 0

@@ -161,6 +161,22 @@ static void changed_records_are_whole(void)
     unlink(ns_ring_path(ring));
 }
 
+/* A call that a table counts is not withdrawn, although tables become rarer as the ring grows. */
+static void tables_keep_their_calls(void)
+{
+    ns_ring *ring = new_ring_in(directory, 8 * CAPACITY);
+    ns_channel *one = new_channel(ring, 0), *other = new_channel(ring, 1);
+    ns_call call = {.ndim = 255, .root = -1};
+    for (int at = 0; at < 600; at++)
+        ns_post(other, &call, 1, 0, 0, 0, 0);
+    int64_t counted = ns_post(one, &call, 1, 0, 0, 0, 0);
+    while (ns_post(other, &call, 1, 0, 0, 0, 0) < 800) /* it grows at the table at 768 */
+        continue;
+    CHECK(!ns_withdraw(one, counted));
+    CHECK(ns_withdraw(one, ns_post(one, &call, 1, 0, 0, 0, 0)) && one->seq == 1);
+    settle(ring);
+}
+
 static void replays_are_whole(void)
 {
     enum { COUNT = 1500 };
@@ -253,6 +269,7 @@ int main(void)
     threads_share_a_ring();
     children_write_nothing();
     sections_fill();
+    tables_keep_their_calls();
     changed_records_are_whole();
     replays_are_whole();
     clock_is_the_makers();

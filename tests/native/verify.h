@@ -32,7 +32,8 @@ typedef struct ring_file {
     const unsigned char *data;
     size_t size;
     uint64_t capacity, strings, heap, table, marks, mark_count, carried, records;
-    uint64_t position, wrap; /* slots that are used */
+    uint64_t position, reused;
+    uint64_t wrap;     /* slots that are used */
     uint64_t reserved;       /* bytes that the file takes */
     size_t text_count;
     text *texts;
@@ -140,6 +141,8 @@ static inline ring_file verify(const char *path)
               + up(get_word(data + 72, 8)) == file.size);
     for (int word = 128; word < 192; word += 8)
         CHECK(get_word(data + word, 8) == ~get_word(data + mirror + word, 8));
+    CHECK(get_word(data + 208, 8) == ~get_word(data + mirror + 208, 8));
+    file.reused = get_word(data + 208, 8);
     uint64_t described = get_word(data + 152, 8), size = get_word(data + 24, 8);
     CHECK(described && get_word(data + PAGE + described % 2 * size, 8) == described);
     file.position = get_word(data + 192, 8);

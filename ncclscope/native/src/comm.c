@@ -59,18 +59,17 @@ static void retire(ns_ring *ring, ns_opened *of)
     ring->retired = of;
 }
 
-/* Give a channel a number that none has had. */
-static void begin(ns_ring *ring, ns_opened *made, const char *json, size_t length, uint64_t whole)
+/* Give a channel a number that none has had; false without room. */
+static bool begin(ns_ring *ring, ns_opened *made, const char *json, size_t length, uint64_t whole)
 {
     uint32_t number = ring->channel_count + 1;
     if (number > NS_MAX_COMMS || !ns_room_comm(ring, number)
-        || !ns_append(ring, NS_COMM, json, length, whole, &made->text)) {
-        retire(ring, made);
-        return;
-    }
+        || !ns_append(ring, NS_COMM, json, length, whole, &made->text))
+        return false;
     set_index(made, number);
     ring->channels[ring->channel_count++] = made;
     ns_write_channel(ring, ring->tables % 2, &made->channel);
+    return true;
 }
 
 /* Give a channel the number of one that is closed, and its entries. */
@@ -109,10 +108,12 @@ ns_channel *ns_channel_open(ns_ring *ring, const char *json, size_t length, uint
         made->channel.index = 1;
     else if (fits && ring->channel_count >= NS_REUSED_FROM && (old = take_closed(ring, whole)))
         succeed(ring, made, old, json, length);
-    else
-        begin(ring, made, json, length, whole);
-    if (!made->channel.index && fits && (old = take_closed(ring, whole)))
-        succeed(ring, made, old, json, length);
+    else if (!begin(ring, made, json, length, whole)) {
+        if (fits && (old = take_closed(ring, whole)))
+            succeed(ring, made, old, json, length);
+        else
+            retire(ring, made);
+    }
     pthread_mutex_unlock(&ring->lock);
     return &made->channel;
 }

@@ -97,6 +97,7 @@ struct ns_ring {
     ns_geometry geometry;
     /* What is reserved: records, bytes of two parts, entries of two parts. */
     uint64_t room, strings_room, heap_room, table_room, carried_room;
+    uint64_t tabled; /* records made when the newest table was written */
     uint64_t tables, marked, generation, refused, reused;
     uint64_t strings_used, heap_used;
     uint64_t used[NS_KINDS + 1];   /* bytes of texts of each kind */

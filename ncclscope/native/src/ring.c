@@ -164,6 +164,7 @@ static void write_table_locked(ns_ring *ring)
     if (ring->detached)
         return;
     ring->tables++;
+    ring->tabled = ring->position;
     store_heartbeat_locked(ring);
     for (uint32_t at = 0; at < ring->channel_count; at++)
         ns_write_channel(ring, ring->tables % 2, &ring->channels[at]->channel);
@@ -323,7 +324,7 @@ bool ns_withdraw(ns_channel *channel, int64_t position)
     unsigned char *record = kept(ring, position);
     /* A table or a mark that counts the call stays, and so does the call then. */
     if (record && channel->index && get(record + 56, 2) == channel->index
-        && !(((uint64_t)position ^ ring->position) & ~ring->table_mask)) {
+        && (uint64_t)position >= ring->tabled) {
         uint64_t seq = get(record + 24, 8);
         if (record[63] & NS_FIXED_P2P) {
             if ((done = seq == channel->p2p))

@@ -160,7 +160,8 @@ def _turns(job: Workload, count: int) -> None:
 
 def _healthy() -> Script:
     """All ranks do the same to the end: steps, sizes lists, two communicators, an activity."""
-    job = Workload(4, groups={"tp:0": (0, 1), "tp:1": (2, 3)}, seed="healthy")
+    pairs: dict[str, tuple[int, ...]] = {"tp:0": (0, 1), "tp:1": (2, 3)}
+    job = Workload(groups=pairs, seed="healthy")
     job.steps(4)
     for number in range(3):
         sizes = tuple(1 + (number + member) % 4 for member in range(4))

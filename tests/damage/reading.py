@@ -10,7 +10,7 @@ import marshal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,9 @@ def fingerprint_file(path: Path) -> bytes:
 def _content(ring: RingFile) -> Iterator[Any]:
     """Yield all that a ring's reader makes public."""
     for name in _public(type(ring), frozenset(vars(ring))):
-        yield name, _kept(lambda name=name: _plain(getattr(ring, name)))
-    yield _kept(lambda: _plain(engine_transfers(ring)))
-    yield _kept(lambda: [_plain(ring.marks(comm)) for comm in ring.states])
+        yield name, _kept(partial(getattr, ring, name))
+    yield _kept(partial(engine_transfers, ring))
+    yield [_kept(partial(ring.marks, comm)) for comm in ring.states]
     try:
         records = ring.window(ring.oldest, ring.head)
     except Exception as error:
@@ -51,20 +51,20 @@ def _content(ring: RingFile) -> Iterator[Any]:
         return
     yield records.tobytes()
     for place in np.unique(records["sizes"]).tolist():
-        yield place, _kept(lambda place=place: _plain(ring.sizes(place))) if place else None
+        yield place, _kept(partial(ring.sizes, place)) if place else None
 
 
 @lru_cache
-def _public(kind: type, own: frozenset[str]) -> list[str]:
+def _public(kind: type[RingFile], own: frozenset[str]) -> list[str]:
     """Return the names of the public attributes of an object, without its methods."""
     names = own | {name for name in dir(kind) if not callable(getattr(kind, name))}
     return sorted(name for name in names if not name.startswith("_") and name not in _PLACE)
 
 
 def _kept(ask: Callable[[], Any]) -> Any:
-    """Return what a reader gives, or how it refuses."""
+    """Return what a reader gives, in plain form, or how it refuses."""
     try:
-        return ask()
+        return _plain(ask())
     except Exception as error:
         return _refusal(error)
 

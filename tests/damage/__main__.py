@@ -8,6 +8,7 @@ state of its file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -54,17 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(options.jobs)
     ]
     result = Result()
-    if options.jobs == 1:
-        for task in tasks:
-            result.merge(sweep(*task))
-    else:
-        with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
-            for one in pool.map(sweep, *zip(*tasks, strict=True)):
-                result.merge(one)
-    seconds = time.monotonic() - began
-    print(report(result, seconds))
-    if options.json:
-        options.json.write_text(json.dumps(_document(result, seconds), indent=1))
+    with contextlib.ExitStack() as stack:
+        swept = map(sweep, *zip(*tasks, strict=True))
+        if options.jobs > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(options.jobs, get_context("fork")))
+            swept = pool.map(sweep, *zip(*tasks, strict=True))
+        for task, one in zip(tasks, swept, strict=True):
+            result.merge(one)
+            seconds = time.monotonic() - began
+            bad = sum(count for key, count in one.counts.items() if key[2] in FAILURES)
+            print(f"{task[0]}: {sum(one.counts.values())} sets, {bad} failed", file=sys.stderr)
+            if options.json:
+                options.json.write_text(json.dumps(_document(result, seconds), indent=1))
+    print(report(result, time.monotonic() - began))
     return int(bool(failures(result)))
 
 
@@ -89,7 +92,7 @@ def sweep(
             if not damage.is_part(part, parts):
                 continue
             word, answer = job.judge(damage)
-            result.add(name, damage, word, answer)
+            result.add(name, damage, word, answer, job.where(damage))
             if verify and damage.is_part(0, verify):
                 again, _ = job.judge(damage, memoised=False)
                 if again != word:

@@ -201,7 +201,7 @@ def _not_joined() -> Script:
 
 def _swapped() -> Script:
     """Rank 3 takes its two communicators for each other once."""
-    job = Workload(groups=sequences.GRID, seed="swapped")
+    job = Workload(groups=dict(sequences.GRID), seed="swapped")
     sequences.communicators_swapped_in_grid(job)
     return _play(job)
 

@@ -40,7 +40,7 @@ def fingerprint_file(path: Path) -> bytes:
 
 def _content(ring: RingFile) -> Iterator[Any]:
     """Yield all that a ring's reader makes public."""
-    for name in _public(type(ring), frozenset(vars(ring))):
+    for name in _public(frozenset(vars(ring))):
         yield name, _kept(partial(getattr, ring, name))
     yield _kept(partial(engine_transfers, ring))
     yield [_kept(partial(ring.marks, comm)) for comm in ring.states]
@@ -55,9 +55,9 @@ def _content(ring: RingFile) -> Iterator[Any]:
 
 
 @lru_cache
-def _public(kind: type[RingFile], own: frozenset[str]) -> list[str]:
-    """Return the names of the public attributes of an object, without its methods."""
-    names = own | {name for name in dir(kind) if not callable(getattr(kind, name))}
+def _public(own: frozenset[str]) -> list[str]:
+    """Return the names of the public attributes of a ring, without its methods."""
+    names = own | {name for name in dir(RingFile) if not callable(getattr(RingFile, name))}
     return sorted(name for name in names if not name.startswith("_") and name not in _PLACE)
 
 

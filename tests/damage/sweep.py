@@ -43,12 +43,20 @@ class Result:
     found: dict[tuple[str, str, str], list[tuple[str, str]]] = field(default_factory=dict)
     asked: int = 0
 
-    def add(self, job: str, damage: Damage, word: str, answer: Answer) -> None:
-        """Count an answer."""
+    def add(self, job: str, damage: Damage, word: str, answer: Answer, where: str = "") -> None:
+        """Count an answer.
+
+        Args:
+            job: Name of the job.
+            damage: The damage.
+            word: What the answer is worth.
+            answer: The answer.
+            where: The damaged place, in words.
+        """
         key = job, damage.kind, word
         self.counts[key] += 1
         if word not in ("SAME", "LOWER"):
-            says = f"{answer.status}: {'; '.join(map(str, answer.named))}"
+            says = f"{where}{answer.status}: {'; '.join(map(str, answer.named))}"
             self.found.setdefault(key, []).append((damage.name, says))
 
     def merge(self, other: Result) -> None:
@@ -105,6 +113,15 @@ class Sweep:
         with self.damaged(damage):
             answer = self._answer(damage) if memoised else ask(self.directory)
         return judge(self.job, self.base, damage, answer, self.places), answer
+
+    def where(self, damage: Damage) -> str:
+        """Return which of the newest records a damage of one byte is in, and where in it."""
+        for file, touched in damage.touched.items():
+            newest = self.places[file].newest
+            for back, part in enumerate(reversed(newest)):
+                if touched is not None and len(touched) == 1 and touched.start in part:
+                    return f"record {-back}, byte {touched.start - part.start}: "
+        return ""
 
     @contextlib.contextmanager
     def damaged(self, damage: Damage) -> Iterator[None]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     result = Result()
     with contextlib.ExitStack() as stack:
-        swept = map(sweep, *zip(*tasks, strict=True))
+        swept: Iterable[Result] = map(sweep, *zip(*tasks, strict=True))
         if options.jobs > 1:
             pool = stack.enter_context(ProcessPoolExecutor(options.jobs, get_context("fork")))
             swept = pool.map(sweep, *zip(*tasks, strict=True))

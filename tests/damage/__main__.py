@@ -24,6 +24,7 @@ from tests.damage.sweep import WHOLE_JOBS, Result, Sweep
 
 MOST_LOST = 0.02
 """Share of a job's damages that may lose the right answer."""
+_LOST = ("ASTRAY", "LOST")
 _SHOWN = 3
 
 
@@ -113,9 +114,9 @@ def failures(result: Result) -> list[str]:
             found.append(f"{job} {kind}: {count} {word}")
     for job in {key[0] for key in result.counts}:
         all_sets = sum(count for key, count in result.counts.items() if key[0] == job)
-        lost = sum(count for key, count in result.counts.items() if key[::2] == (job, "LOST"))
+        lost = sum(result.counts[key] for key in result.counts if key[0] == job and key[2] in _LOST)
         if lost > MOST_LOST * all_sets:
-            found.append(f"{job}: {lost} of {all_sets} LOST")
+            found.append(f"{job}: {lost} of {all_sets} lost")
     return found
 
 

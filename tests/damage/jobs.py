@@ -36,7 +36,7 @@ class Truth:
 
     Attributes:
         status: Every status that is right.
-        guilty: Ranks that have diverged, or the hosts and pids of processes, as ``host/pid``.
+        guilty: Ranks that have diverged, or the pids of processes, as ``pid 2000``.
         candidates: Where the records single out none: those among which they are.
         kinds: Kinds that do not contradict what happened.
         places: Places in the script of these processes.
@@ -393,7 +393,7 @@ JOBS: Mapping[str, Job] = {
             "transfers",
             Truth(
                 ("hung",),
-                guilty=frozenset({"prefill-host/2000", "prefill-host/2001"}),
+                guilty=frozenset({"pid 2000", "pid 2001"}),
                 kinds=frozenset({"transfer_stalled"}),
                 places=frozenset({0, 1}),
             ),

@@ -18,8 +18,9 @@ WORDS = {
     "WRONG_CERTAIN": "certain, and of another rank or kind than the truth",
     "SILENT_OK": "ok where the job was not, or without a note where records are missing",
     "NAMED": "a rank outside of the truth is likely, or one is named because its file is bad",
-    "ALARM": "a healthy job hangs or has diverged, or all candidates are innocent",
+    "ALARM": "a healthy job hangs or has diverged",
     "DIFFERS": "another answer from the same records, on another host or after another boot",
+    "ASTRAY": "ambiguous, and all candidates are innocent",
     "LOST": "the right answer is lost by a change outside of the diverging ranks' last calls",
     "LOWER": "less sure than undamaged, or lost by a change of these calls",
     "SAME": "as undamaged",
@@ -36,7 +37,7 @@ class Named:
         kind: Its kind.
         confidence: How sure.
         role: ``cause`` or ``latent``.
-        ranks: Ranks that it names, or processes as ``host/pid``.
+        ranks: Ranks that it names, or processes as ``pid 2000``.
         candidates: Those among which it says that they are.
     """
 
@@ -109,7 +110,7 @@ def _who(finding: Finding, where: str) -> Iterator[str]:
     for rank in finding.diverging_ranks:
         yield f"{where}{rank}"
     for process in (finding.transfer or {}).get("processes") or ():
-        yield f"{process['host']}/{process['pid']}"
+        yield f"pid {process['pid']}"
 
 
 def _held(run: Run, where: str = "") -> Iterator[tuple[int, str, int]]:
@@ -147,12 +148,14 @@ def judge(
         return "SILENT_OK"
     if any(_names(each, truth, damaged) for each in new):
         return "NAMED"
-    if _alarms(answer, new, truth):
+    if truth.is_healthy and answer.status in ("hung", "diverged"):
         return "ALARM"
     if answer.says_as(base):
         return "SAME"
     if damage.kind == "identity":
         return "DIFFERS"
+    if any(_is_astray(each, truth) for each in new if each.role == "cause"):
+        return "ASTRAY"
     if _is_right(answer, base, truth) or _is_inside(damage, truth, places):
         return "LOWER"
     return "LOST"
@@ -181,13 +184,6 @@ def _names(named: Named, truth: Truth, damaged: set[int]) -> bool:
         return True
     bad = {str(place) for place in damaged}
     return bool(named.ranks & bad) and named.kind not in truth.kinds
-
-
-def _alarms(answer: Answer, new: list[Named], truth: Truth) -> bool:
-    if truth.is_healthy:
-        return answer.status in ("hung", "diverged")
-    causes = [each for each in new if each.role == "cause"]
-    return any(_is_astray(each, truth) for each in causes)
 
 
 def _is_silent(base: Answer, answer: Answer) -> bool:

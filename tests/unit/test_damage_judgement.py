@@ -44,7 +44,7 @@ def says(
         (says("hung", "dead_rank", GUILTY), "WRONG_CERTAIN"),
         (says("diverged", ranks=INNOCENT, confidence="likely"), "NAMED"),
         (says("hung", "dead_rank", frozenset({"1"}), confidence="ambiguous"), "NAMED"),
-        (says("diverged", candidates=INNOCENT, confidence="ambiguous"), "ALARM"),
+        (says("diverged", candidates=INNOCENT, confidence="ambiguous"), "ASTRAY"),
         (says("diverged", candidates=INNOCENT | GUILTY, confidence="ambiguous"), "LOST"),
         (Answer("ok", noted=True), "SILENT_OK"),
         (Answer("unknown"), "LOST"),

@@ -11,7 +11,7 @@ from itertools import combinations, permutations
 from tests.damage.places import BLOCK, PAGE, Places
 from tests.damage.recording import AGES, Rings
 
-__all__ = ["KINDS", "Change", "Damage", "damages_of"]
+__all__ = ["FEW", "KINDS", "Change", "Damage", "damages_of"]
 
 _RANDOM = 2000
 """Damages of several bits for each ring."""
@@ -39,9 +39,12 @@ class Damage:
     change: Change
     touched: Mapping[str, range | None]
 
-    def is_part(self, part: int, parts: int) -> bool:
-        """Return whether it belongs to one of several equal parts of the sweep."""
-        return zlib.crc32(self.name.encode()) % parts == part
+    def is_part(self, part: int, parts: int, job: str = "") -> bool:
+        """Return whether it belongs to one of several equal parts of the sweep.
+
+        Jobs have damages of the same names, of which each takes others.
+        """
+        return zlib.crc32(f"{job} {self.name}".encode()) % parts == part
 
 
 _Made = Iterator[Damage]
@@ -207,6 +210,8 @@ _WHOLE: Mapping[str, _Maker] = {
     "page-older": _older_pages,
     "file-older": _older_files,
 }
+FEW = ("dropped", "exchanged", "copied", "page-older", "file-older")
+"""Kinds with a few dozen damages for each job."""
 KINDS = (
     *("bit-records", "bit-header", "bit-about", "bit-strings", "bit-heap", "bit-table"),
     *("bit-marks", "bit-graphs", "bit-device", "bit-transfers", "unused", "random"),

@@ -87,6 +87,10 @@ test-sglang: $(VENV)/.sglang $(VENV)/.core ## Run the tests of SGLang's own clas
 fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
+.PHONY: damage
+damage: $(VENV)/.core ## Damage the rings of ten jobs, bit by bit, and judge each verdict (ARGS: --job, --kind, --part, --jobs, --json)
+	$(VENV)/bin/python -m tests.damage $(ARGS)
+
 .PHONY: soak
 soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)

@@ -368,6 +368,7 @@ class RingFile(RingImage):
         start = max(start, self.lost)
         records = self.read_stable(start, self.head)
         self._count(records)
+        self.states.pop(0, None)  # calls on communicators without room
         self.holes = []
         if self.geometry.checked:
             end = min(max(self.head, made), self.head + self.capacity)

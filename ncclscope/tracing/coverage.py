@@ -67,6 +67,11 @@ def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
     session.describe(unseen=list(_unseen.values()))
 
 
+def entries() -> list[dict[str, Any]]:
+    """Return all that was noted by :func:`unseen`."""
+    return list(_unseen.values())
+
+
 def is_unseen(kind: str, comm: str) -> bool:
     """Return whether a kind of use was noted for a communicator."""
     found = _unseen.get(kind)

@@ -31,7 +31,7 @@ from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
-from ncclscope.tracing.comm import Comm, NamelessTemplate, Template, keep
+from ncclscope.tracing.comm import Comm, Comms, NamelessTemplate, Template, describe, keep
 from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.host import CallGuard
 from ncclscope.tracing.known import warn_of_unknown
@@ -81,7 +81,7 @@ class Tracer:
         self.ring = open_writer(directory, capacity=capacity, about=about, device=bool(counts))
         self.rank = rank
         self.world_size = world_size
-        self._comms: dict[str, Comm] = {}
+        self._comms = Comms(self.ring, self._without_room)
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._closed = False
@@ -93,6 +93,8 @@ class Tracer:
         self.device = device.open_marks(self, counts) if counts else None
         """Counts calls on the GPU, if requested."""
         self._guard = _open_guard(self)
+        # Both know communicators by their numbers.
+        self._comms.keeps_all = self._guard is not None or self.device is not None
         if self._guard is not None:
             self.post, self.watched = self._guard.post, self._guard.replayed
         else:
@@ -148,8 +150,8 @@ class Tracer:
             created_at: Line of the program that created it, ``/path/file.py:120 function``.
             timeout: Seconds after which a call on it is given up; 0 if unknown.
 
-        Raises:
-            RingError: The ring has no room for another communicator.
+        A ring holds thousands at one time. Without room for another one, its calls are recorded as
+        those of no communicator, and the ring says so.
         """
         comm = self._comms.get(key)
         if comm is not None:
@@ -158,22 +160,18 @@ class Tracer:
             comm = self._comms.get(key)
             if comm is None:
                 members = tuple(int(rank) for rank in ranks)
-                about: dict[str, Any] = {
-                    "key": key,
-                    "label": label,
-                    **layout.spell_members(members),
-                    "backend": backend,
-                }
-                if created_at:
-                    about["created_at"] = created_at
-                if timeout:
-                    about["timeout"] = timeout
-                channel = self.ring.channel(about)
-                comm = Comm(channel, key, label, members, backend)
-                self._comms[key] = comm
-                if self._guard is not None:
+                about = describe(key, label, members, backend, created_at, timeout)
+                comm = self._comms.open(key, label, about, members)
+                if self._guard is not None and comm.channel.index:
                     self._guard.watch(comm)
         return comm
+
+    def _without_room(self, key: str, label: str) -> None:
+        from ncclscope.tracing import coverage
+
+        text = f"calls on {label or key} and later communicators: the ring has no room for them"
+        coverage.unseen("communicators", text, [key])
+        self.describe(unseen=coverage.entries())
 
     def relabel(self, comm: Comm, label: str) -> None:
         """Set a communicator's label after its creation."""

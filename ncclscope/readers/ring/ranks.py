@@ -119,7 +119,7 @@ def _with_unseen(details: dict[str, Any], entries: Sequence[Mapping[str, Any]]) 
 
 
 def _damage(ring: RingFile, found: Mapping[int, Communicator]) -> list[dict[str, Any]]:
-    """Return entries for communicators with a damaged description, and for a torn last record.
+    """Return entries for what does not fit its check, and for communicators without description.
 
     A process that exited normally was not killed while it wrote a record.
     """
@@ -132,6 +132,11 @@ def _damage(ring: RingFile, found: Mapping[int, Communicator]) -> list[dict[str,
         damage.append(f"the calls on {where} cannot be read: the description is damaged")
     if ring.exited_ns and ring.is_torn:
         damage.append("the record of its last call is damaged")
+    if ring.graphs_used:
+        _ = ring.graphs  # reading them finds their damage
+    if ring.damage:
+        parts = ", ".join(sorted(ring.damage))
+        damage.append(f"its ring is damaged: {parts} do not fit their checks")
     return [{"kind": DAMAGED, "text": text, "comms": [], "since_ns": None} for text in damage]
 
 
@@ -163,6 +168,7 @@ class RingLog:
         self._own = CommRecords(ring, number)
         self._state = ring.states[number]
         self._beginning: tuple[int, int] | None = None
+        self._newest: Call | None = None
 
     @property
     def ops(self) -> frozenset[str]:
@@ -196,10 +202,15 @@ class RingLog:
         return after if seq == last else self._inside(record, seq)
 
     def call(self, seq: int) -> Call:
-        """Return call number ``seq``."""
+        """Return call number ``seq``; the newest is kept, since it is asked for again and again."""
+        if seq == self.calls and self._newest is not None:
+            return self._newest
         if not self.first <= seq <= self.calls:
             raise IndexError(f"call {seq} on {self.communicator.label} has been overwritten")
-        return self.span(seq, seq + 1)[0]
+        found = self.span(seq, seq + 1)[0]
+        if seq == self.calls:
+            self._newest = found
+        return found
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
         """Return those of calls ``start`` to ``stop - 1`` that are kept."""

@@ -97,7 +97,8 @@ class Handle:
         self.waits = waits
         self.about: weakref.ref[Any] | None = None
         self.marks: Marks | None = None
-        if on_device and tracer.device is not None:
+        countable = 0 < comm.channel.index <= layout.DEVICE_COMMS
+        if on_device and countable and tracer.device is not None:
             self.marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
 
     def complete(self, position: int) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import ncclscope
+from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from tests.support.nccl_programs import (
     MASK,
+    PLUGIN_SOURCES,
     PROGRAMS,
     SOURCES,
     VERSIONS,
@@ -104,24 +107,26 @@ def test_communicators_beyond_the_rings_room_are_reported_unrecorded(
     nccl: Built, rings: Path
 ) -> None:
     lines = [f"open {nccl.plugin} 5"]
-    lines += [f"init {at} {at + 1} 1 2 0" for at in range(1000)]
-    lines += [f"repeat 3 call {at} AllReduce 1 ncclInt8 0" for at in range(1000)]
+    lines += [f"init {at} {at + 1} 1 2 0" for at in range(layout.MAX_COMMS + 20)]
+    lines += [f"repeat 3 call {at} AllReduce 1 ncclInt8 0" for at in range(layout.MAX_COMMS + 20)]
     assert run(nccl, lines, NCCLSCOPE_DIR=rings) == (0, "")
     held = _calls(_ring(rings))
     assert set(held) == {3}
-    assert 400 <= len(held) <= 512
+    assert len(held) == layout.MAX_COMMS
     (entry,) = ncclscope.open_run(rings).ranks[0].details["unseen"]
     assert entry["kind"] == "full"
 
 
-def test_no_directory_is_one_line_and_the_program_goes_on(nccl: Built, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "tmp").touch()
+def test_without_a_place_there_is_one_line_and_the_program_goes_on(
+    nccl: Built, rings: Path
+) -> None:
     lines = [f"open {nccl.plugin} 5", comm(0), call(), comm(0, at=1, hash=2), call(at=1)]
-    status, complained = run(
-        nccl, lines, NCCLSCOPE_DIR=tmp_path / "file" / "rings", TMPDIR=tmp_path / "tmp"
-    )
+    program = Program(nccl, {"NCCLSCOPE_DIR": rings})
+    # A larger file is refused in each place, and the attempt would kill the process.
+    resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    status, complained = program.end(*lines)
     assert status == 0
+    assert list(rings.iterdir()) == []
     assert complained.count("\n") == 1
     assert "NCCL's calls are not recorded in this process" in complained
 
@@ -216,12 +221,13 @@ def test_version_4_does_not_record_across_nodes(nccl: Built, rings: Path) -> Non
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_callbacks_in_any_order(tmp_path: Path, rings: Path, sanitizer: str) -> None:
     program = tmp_path / "fuzz"
-    sources = [SOURCES / f"{name}.c" for name in ("ring", "text", "file", "sign")]
-    sources += SOURCES.glob("profiler*.c")
     flags = ["-std=c11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}", "-Wno-tsan"]
     fuzz = PROGRAMS.parent / "profiler_fuzz.c"
     built = subprocess.run(
-        ["gcc", *flags, "-fno-sanitize-recover=all", f"-I{SOURCES}", fuzz, *sources, "-o", program],
+        [
+            *("gcc", *flags, "-fno-sanitize-recover=all", f"-I{SOURCES}"),
+            *(fuzz, *PLUGIN_SOURCES, "-o", program),
+        ],
         capture_output=True,
         text=True,
         check=False,

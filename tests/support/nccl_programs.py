@@ -17,6 +17,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "ncclscope" / "native" / "src"
+PLUGIN_SOURCES = [
+    *(SOURCES / f"{name}.c" for name in ("ring", "comm", "text", "room", "file", "sign")),
+    *SOURCES.glob("profiler*.c"),
+]
 PROGRAMS = ROOT / "tests" / "native" / "programs"
 VERSIONS = (4, 5, 6, 7)
 MASK, MASK_OF_4 = 0x604, 0x6
@@ -51,10 +55,8 @@ def build(folder: Path) -> Built:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     plugin = folder / "libnccl-profiler-ncclscope.so"
-    core = [SOURCES / f"{name}.c" for name in ("ring", "text", "file", "sign")]
-    core += SOURCES.glob("profiler*.c")
     hidden = ("-fvisibility=hidden", "-Wl,-z,nodelete", "-Wl,-z,defs")
-    _compile("-shared", "-fPIC", *hidden, *core, plugin)
+    _compile("-shared", "-fPIC", *hidden, *PLUGIN_SOURCES, plugin)
     library = folder / "libnccl_stand_in.so"
     _compile("-shared", "-fPIC", PROGRAMS / "libnccl_stand_in.c", library)
     program = folder / "nccl_program"

@@ -25,7 +25,7 @@
 
 #include "profiler_abi.h"
 
-enum { COMMS = 4096, TASKS = 4096, FUNCTIONS = 16 };
+enum { COMMS = 16384, TASKS = 4096, FUNCTIONS = 16 };
 
 static struct comm {
     void *context;

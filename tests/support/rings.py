@@ -131,6 +131,23 @@ def seal_record(data: bytearray, start: int) -> None:
     data[start:stop] = layout.sealed_record(bytes(data[start:stop]))
 
 
+def seal(data: bytearray) -> None:
+    """Give all records, and the entries of tables, marks and activities, checks that fit."""
+    geometry = geometry_of(data)
+    for number in range(geometry.capacity):
+        start = geometry.records + number * layout.RECORD.size
+        if any(data[start : start + layout.RECORD.size]):
+            seal_record(data, start)
+    for size, start, count in (
+        (layout.TABLE_ENTRY.size, geometry.table, 2 * geometry.comms),
+        (layout.MARK.size, geometry.mark_area, geometry.marks),
+        (layout.ACTIVITY.size, layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES),
+    ):
+        for at in range(start, start + count * size, size):
+            entry = bytes(data[at : at + size - 4]) + bytes(4)
+            data[at : at + size] = layout.sealed(entry)
+
+
 def reseal(path: str | Path, position: int) -> None:
     """Give the record at a position, which was changed, a check that fits it."""
     data = bytearray(Path(path).read_bytes())

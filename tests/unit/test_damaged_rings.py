@@ -243,7 +243,7 @@ def test_each_changed_byte_of_a_record_is_damage(tmp_path: Path) -> None:
     fill(tracer, tracer.communicator("k", "tp:0", [0]), 1, 4)
     path = Path(tracer.path)
     whole, places = path.read_bytes(), records_of(path)
-    for offset in places:
+    for offset in places[:: 1 if EVERYTHING else 7]:
         put(path, offset, bytes([whole[offset] ^ 1 << offset % 8]))
         position = (offset - places.start) // layout.RECORD.size
         with RingFile(path) as ring:

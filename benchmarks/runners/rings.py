@@ -96,7 +96,8 @@ def _copy(
             # Self-description and texts have the same places in a larger ring, the rest has not.
             target.truncate(tracer.ring.geometry.heap)
             target.truncate(geometry.total)
-            target.write(source.read(layout.HEADER.size))
+            target.write(source.read(layout.HEADER_CHECK + 4))
+            parts = [(layout.HEADER_COUNT, layout.HEADER_COUNT + layout.COUNT.size), *parts]
             for start, stop in parts:
                 source.seek(start)
                 target.seek(start)

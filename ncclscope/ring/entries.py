@@ -67,7 +67,7 @@ def read(data: bytes, *, checked: bool = True) -> Iterator[Entry]:
         return
     offset, head, budget = 0, layout.ENTRY.size, _SEARCHED
     numbers: Counter[int] = Counter()
-    is_lost = False
+    is_damaged = is_lost = False
     while offset + head <= len(data) and budget > 0:
         word, checksum = layout.ENTRY.unpack_from(data, offset)
         kind, length = word >> _KIND_BITS, word & layout.LONGEST_ENTRY
@@ -75,15 +75,15 @@ def read(data: bytes, *, checked: bool = True) -> Iterator[Entry]:
         number = 0
         if kind and len(entry) == length:
             # The number of an entry behind damaged ones says how many of its kind these were.
-            first, count = numbers[kind] + 1, 1 + _SKIPPED * is_lost
-            budget -= length * count * is_lost
+            first, count = numbers[kind] + 1, 1 + _SKIPPED * is_damaged
             possible = range(first, first + count)
             fitting = (at for at in possible if layout.checksum(kind, at, entry) == checksum)
             number = next(fitting, 0)
+            budget -= 0 if number else length * count
         if not number:
             if not is_lost:
                 yield Entry(0, b"", False)
-            is_lost = True
+            is_damaged = is_lost = True
             offset += 8
             budget -= 8
             continue

@@ -15,6 +15,7 @@ from ncclscope import Tracer, diagnose, open_run
 from ncclscope.ring import layout
 from tests.campaign.directory import in_memory
 from tests.support.cluster import Cluster
+from tests.support.rings import set_word
 
 __all__ = ["old_rings", "processes"]
 
@@ -54,9 +55,10 @@ def old_rings(count: int, seed: int) -> tuple[int, str]:
 
 def _of_yesterday(ring: bytes) -> bytes:
     """Return a ring whose process wrote its last heartbeat a day earlier."""
-    place = slice(layout.HEADER_HEARTBEAT, layout.HEADER_HEARTBEAT + 8)
-    heartbeat = int.from_bytes(ring[place], "little") - 86_400 * 10**9
-    return ring[: place.start] + heartbeat.to_bytes(8, "little") + ring[place.stop :]
+    older = bytearray(ring)
+    heartbeat = int.from_bytes(ring[layout.HEADER_HEARTBEAT :][:8], "little")
+    set_word(older, layout.HEADER_HEARTBEAT, heartbeat - 86_400 * 10**9)
+    return bytes(older)
 
 
 def _copy(ring: bytes, target: Path) -> None:

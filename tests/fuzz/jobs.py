@@ -19,8 +19,8 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE
 from ncclscope.tracing.tracer import Tracer
 from tests.fuzz.inputs import BaseInput, Files
-from tests.fuzz.ring_damage import geometry_of
 from tests.support.cluster import Cluster
+from tests.support.rings import geometry_of, seal, set_word
 
 __all__ = ["RANKS", "Shown", "calls_of", "export", "invented", "read_files", "ring_base_inputs"]
 
@@ -140,13 +140,14 @@ def _settled(data: bytes) -> bytes:
     times = np.uint64(_BEGAN_NS) + records["begin"] * np.uint64(1000)
     records["time"] = np.where(made, times, 0)
     for place in (layout.HEADER_HEARTBEAT, layout.HEADER_EXITED):
-        fixed[place : place + 8] = (_BEGAN_NS + 60_000_000_000).to_bytes(8, "little")
+        set_word(fixed, place, _BEGAN_NS + 60_000_000_000)
     for number in range(layout.MAX_ACTIVITIES):
         place = layout.HEADER_ACTIVITIES + number * layout.ACTIVITY.size
         for offset in (8, 16):
             if any(fixed[place + offset : place + offset + 8]):
                 when = _BEGAN_NS + offset * 1_000_000
                 fixed[place + offset : place + offset + 8] = when.to_bytes(8, "little")
+    seal(fixed)
     return bytes(fixed)
 
 

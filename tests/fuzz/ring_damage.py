@@ -13,15 +13,9 @@ from ncclscope.ring.image import RECORD_DTYPE
 from tests.fuzz.byte_damage import SPECIAL, change_bytes, edit
 from tests.fuzz.inputs import BaseInput, Input
 from tests.fuzz.value_damage import change_value, spell
+from tests.support.rings import geometry_of, seal_record
 
 __all__ = ["damage_part", "forge_about", "forge_record", "used_parts"]
-
-
-def geometry_of(data: bytes | bytearray) -> layout.Geometry:
-    """Return where the parts of a ring are."""
-    sizes = layout.HEADER.unpack_from(data)[3:]
-    places = (layout.HEADER_GRAPHS_SIZE, layout.HEADER_DEVICE_SIZE)
-    return layout.Geometry(*sizes, *(int.from_bytes(data[at : at + 8], "little") for at in places))
 
 
 def used_parts(data: bytes) -> dict[str, range]:
@@ -29,11 +23,13 @@ def used_parts(data: bytes) -> dict[str, range]:
     geometry = geometry_of(data)
     ends = {
         "header": (0, layout.PAGE),
-        "description": (geometry.about, geometry.strings),
+        "description": (geometry.about, geometry.mirror),
+        "mirror": (geometry.mirror, geometry.strings),
         "strings": (geometry.strings, geometry.heap),
         "heap": (geometry.heap, geometry.table),
         "table": (geometry.table, geometry.mark_area),
-        "marks": (geometry.mark_area, geometry.records),
+        "marks": (geometry.mark_area, geometry.carried),
+        "carried": (geometry.carried, geometry.records),
         "records": (geometry.records, geometry.graphs),
         "graphs": (geometry.graphs, geometry.device),
         "device": (geometry.device, geometry.total),
@@ -89,7 +85,7 @@ def forge_about(dice: random.Random, base: BaseInput) -> Input:
 
 
 def forge_record(dice: random.Random, base: BaseInput) -> Input:
-    """Change fields of some records; what makes them whole is made to fit."""
+    """Change fields of some records; their checks are made to fit."""
     name, data, _ = _choose(dice, base)
     geometry = geometry_of(data)
     stop = geometry.records + geometry.capacity * RECORD_DTYPE.itemsize
@@ -102,8 +98,11 @@ def forge_record(dice: random.Random, base: BaseInput) -> Input:
         place = int(dice.choice(used.tolist()))
         field = dice.choice([field for field in RECORD_DTYPE.names or () if field != "end"])
         value = dice.choice((*SPECIAL, int(np.ravel(records[place][field])[0]) + 1, 2, 3))
+        if field == "state":
+            value = dice.choice(layout.STATES)
         kind = RECORD_DTYPE[field].base
         records[place][field] = np.array(value % (1 << 8 * kind.itemsize), np.uint64).astype(kind)
-        records[place]["end"] = records[place]["begin"]
+        records[place]["end"] = records[place]["begin"] & np.uint64(0xFFFFFFFF)
+        seal_record(data, geometry.records + place * RECORD_DTYPE.itemsize)
         fields.append(field)
     return edit(name, base, f"forged {' '.join(fields)}", bytes(data), forged=True)

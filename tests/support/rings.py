@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,73 @@ def running(numbers: range) -> int:
     return value
 
 
+def geometry_of(data: bytes | bytearray) -> layout.Geometry:
+    """Return where the parts of a ring of version 3 are, given its bytes."""
+    sizes = layout.HEADER.unpack_from(data)[3:]
+    return layout.Geometry(*sizes[:-1])
+
+
+def set_word(data: bytearray, offset: int, value: int) -> None:
+    """Store one of `layout.HEADER_*` and its complement into the bytes of a ring."""
+    mirror = geometry_of(data).mirror
+    data[offset : offset + 8] = value.to_bytes(8, "little")
+    data[mirror + offset : mirror + offset + 8] = (value ^ (1 << 64) - 1).to_bytes(8, "little")
+
+
+def put_word(path: str | Path, offset: int, value: int) -> None:
+    """Store one of `layout.HEADER_*` and its complement into a ring."""
+    with open(path, "r+b") as file:
+        mirror = geometry_of(file.read(layout.HEADER.size)).mirror
+        for place, stored in ((mirror + offset, value ^ (1 << 64) - 1), (offset, value)):
+            file.seek(place)
+            file.write(stored.to_bytes(8, "little"))
+
+
+def seal_header(data: bytearray) -> None:
+    """Give a changed header a check that fits it."""
+    check = zlib.crc32(data[: layout.HEADER_CHECK])
+    data[layout.HEADER_CHECK : layout.HEADER_CHECK + 4] = check.to_bytes(4, "little")
+
+
+def seal_record(data: bytearray, start: int) -> None:
+    """Give a changed record a check that fits it.
+
+    Args:
+        data: The bytes of a ring.
+        start: Offset of the record.
+    """
+    stop = start + layout.RECORD.size
+    data[start:stop] = layout.sealed_record(bytes(data[start:stop]))
+
+
+def seal(data: bytearray) -> None:
+    """Give all records, and the entries of tables, marks and activities, checks that fit."""
+    geometry = geometry_of(data)
+    for number in range(geometry.capacity):
+        start = geometry.records + number * layout.RECORD.size
+        if any(data[start : start + layout.RECORD.size]):
+            seal_record(data, start)
+    for size, start, count in (
+        (layout.TABLE_ENTRY.size, geometry.table, 2 * geometry.comms),
+        (layout.MARK.size, geometry.mark_area, geometry.marks),
+        (layout.ACTIVITY.size, layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES),
+    ):
+        for at in range(start, start + count * size, size):
+            entry = bytes(data[at : at + size - 4]) + bytes(4)
+            data[at : at + size] = layout.sealed(entry)
+
+
+def reseal(path: str | Path, position: int) -> None:
+    """Give the record at a position, which was changed, a check that fits it."""
+    data = bytearray(Path(path).read_bytes())
+    geometry = geometry_of(data)
+    seal_record(data, geometry.records + position % geometry.capacity * layout.RECORD.size)
+    Path(path).write_bytes(data)
+
+
 def end(path: str | Path) -> None:
     """Mark a ring's process as ended: the ring is then read bit by bit."""
-    with open(path, "r+b") as file:
-        file.seek(layout.HEADER_EXITED)
-        file.write((1).to_bytes(8, "little"))
+    put_word(path, layout.HEADER_EXITED, 1)
 
 
 def read(path: str | Path, *, ended: bool = False) -> Rank:

@@ -9,8 +9,10 @@ import pytest
 from ncclscope import open_run
 from ncclscope.readers.ring import crowd
 from ncclscope.ring import layout
+from ncclscope.ring.image import RingImage
 from ncclscope.watch.jobs import Rings
 from tests.support.cluster import Cluster
+from tests.support.rings import put_word
 
 DAY = 86_400 * 10**9
 
@@ -30,11 +32,9 @@ def _job(directory: Path, label: str) -> Cluster:
 
 def _set_heartbeat(path: str | Path, earlier_ns: int) -> None:
     """Move the last heartbeat of a process to an earlier time."""
-    with open(path, "r+b") as file:
-        file.seek(layout.HEADER_HEARTBEAT)
-        heartbeat = int.from_bytes(file.read(8), "little") - earlier_ns
-        file.seek(layout.HEADER_HEARTBEAT)
-        file.write(heartbeat.to_bytes(8, "little"))
+    with RingImage(Path(path)) as ring:
+        heartbeat = ring.word(layout.HEADER_HEARTBEAT)
+    put_word(path, layout.HEADER_HEARTBEAT, heartbeat - earlier_ns)
 
 
 def test_jobs_that_were_over_long_before_are_left_out(tmp_path: Path) -> None:

@@ -11,11 +11,20 @@ from ncclscope.analysis.wording import call_text
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Call
 from ncclscope.readers import open_run
-from ncclscope.ring import layout
+from ncclscope.ring import entries, layout
 from ncclscope.ring.reader import RingFile
 from tests.support.cluster import Cluster
 from tests.support.examples import EVERYTHING
-from tests.support.rings import SMALL, check_log, fill, read, tracer_in
+from tests.support.rings import (
+    SMALL,
+    check_log,
+    fill,
+    put_word,
+    read,
+    reseal,
+    seal_record,
+    tracer_in,
+)
 
 HASH = 16
 """Where the running hash is in a record."""
@@ -63,10 +72,7 @@ def test_a_damaged_description_of_a_communicator_is_not_ok(diverged: Cluster) ->
 
 
 def test_texts_that_are_cut_short_are_not_ok(diverged: Cluster) -> None:
-    path = ring_of(diverged, 2)
-    data = bytearray(path.read_bytes())
-    data[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = (16).to_bytes(8, "little")
-    path.write_bytes(data)
+    put_word(ring_of(diverged, 2), layout.HEADER_STRINGS_USED, 16)
 
     verdict = diagnose(open_run(diverged.directory))
 
@@ -191,6 +197,12 @@ def flip(path: Path, offset: int, bit: int) -> None:
     path.write_bytes(data)
 
 
+def put(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
 def records_of(path: Path) -> range:
     """Return where a ring's records lie, each of 96 bytes."""
     ring = RingFile(path)
@@ -198,24 +210,49 @@ def records_of(path: Path) -> range:
     return range(start, start + ring.head * layout.RECORD.size)
 
 
-def test_a_record_that_contradicts_its_hash_is_never_shown_as_a_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_record_that_contradicts_its_hash_is_never_shown_as_a_call(
+    tmp_path: Path, sealed: bool
+) -> None:
+    """Where a check was made to fit, the running hash still contradicts the other fields."""
     cluster = Cluster(tmp_path / "rings", 2)
     cluster.history(count=2)
     path = ring_of(cluster, 1)
     whole = path.read_bytes()
     shown = {call_text(call) for call in calls_of(cluster)}
     altered = 0
-    for offset in records_of(path):
+    places = records_of(path)
+    for offset in places:
         path.write_bytes(whole)
         flip(path, offset, offset % 7)
+        if sealed:
+            reseal(path, (offset - places.start) // layout.RECORD.size)
         try:
             found = calls_of(cluster)
         except NcclscopeError:
             continue  # one line, and no call
         texts = {call_text(call) for call in found}
-        assert texts - shown <= {"a damaged record"}, f"byte {offset - records_of(path).start}"
+        assert texts - shown <= {"a damaged record"}, f"byte {offset - places.start}"
         altered += "a damaged record" in texts
-    assert altered > 50
+    assert altered > 50 if sealed else not altered
+
+
+def test_each_changed_byte_of_a_record_is_damage(tmp_path: Path) -> None:
+    """The call is not shown, and the reader says where a record is missing."""
+    tracer = tracer_in(tmp_path)
+    fill(tracer, tracer.communicator("k", "tp:0", [0]), 1, 4)
+    path = Path(tracer.path)
+    whole, places = path.read_bytes(), records_of(path)
+    for offset in places[:: 1 if EVERYTHING else 7]:
+        put(path, offset, bytes([whole[offset] ^ 1 << offset % 8]))
+        position = (offset - places.start) // layout.RECORD.size
+        with RingFile(path) as ring:
+            assert (ring.head, ring.holes) == (3 if position < 2 else 2, [position]), offset
+            assert ring.damage == {"records"}
+            assert ring.uncertain == ({1} if position == 2 else set())
+            kept = [begin - 1 for begin in ring.window(0, 3)["begin"].tolist()]
+        assert kept == [number for number in range(3) if number != position], offset
+        put(path, offset, whole[offset : offset + 1])
 
 
 def calls_of(cluster: Cluster) -> list[Call]:
@@ -233,7 +270,11 @@ def test_damage_in_a_hash_at_the_divergence_blames_nobody(diverged: Cluster, bef
 
     verdict = diagnose(open_run(diverged.directory))
 
-    assert verdict.status == "incomplete"
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert "Some records of rank 2 are damaged" in verdict.summary
+    reseal(path, 5 - before)
+    verdict = diagnose(open_run(diverged.directory))
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
     assert "is damaged on one side" in verdict.summary
 
 
@@ -245,21 +286,22 @@ def test_damage_in_a_hash_that_later_calls_contradict_is_no_difference(tmp_path:
     path = ring_of(cluster, 2)
     flip(path, records_of(path).start + 2 * layout.RECORD.size + HASH, 3)
 
+    assert diagnose(open_run(cluster.directory)).cause is None
+    reseal(path, 2)
     assert diagnose(open_run(cluster.directory)).status == "ok"
 
 
 def flip_text(path: Path, kind: int, number: int, *, length: bool = False) -> None:
     """Flip a bit of an interned text, or of its length."""
-    data = path.read_bytes()
-    offset = RingFile(path).geometry.strings
-    count = 0
-    while True:
-        size, own, _, _ = layout.TEXT_ENTRY.unpack_from(data, offset)
-        count += own == kind
-        if count == number:
-            break
-        offset += -(-(layout.TEXT_ENTRY.size + size) // 8) * 8
-    flip(path, offset if length else offset + layout.TEXT_ENTRY.size, 3)
+    with RingFile(path) as ring:
+        start, used = ring.geometry.strings, ring.word(layout.HEADER_STRINGS_USED)
+        data = ring.read_bytes(start, used)
+    (offset,) = (
+        start + entry.offset
+        for entry in entries.read(data)
+        if (entry.kind, entry.number) == (kind, number)
+    )
+    flip(path, offset if length else offset + layout.ENTRY.size, 3)
 
 
 @pytest.mark.parametrize("length", [False, True])
@@ -293,27 +335,6 @@ def test_a_damaged_key_is_no_other_communicator(tmp_path: Path) -> None:
 
     assert set(verdict.run.by_rank[1].logs) == set()
     assert verdict.status == "incomplete"
-
-
-def test_texts_without_a_checksum_are_read(tmp_path: Path) -> None:
-    """As in rings from before there was one."""
-    cluster = Cluster(tmp_path / "rings", 2)
-    cluster.history()
-    path = ring_of(cluster, 1)
-    before = RingFile(path).texts
-    data = bytearray(path.read_bytes())
-    offset = RingFile(path).geometry.strings
-    while True:
-        size, kind, zero, checksum = layout.TEXT_ENTRY.unpack_from(data, offset)
-        if not kind:
-            break
-        assert checksum
-        layout.TEXT_ENTRY.pack_into(data, offset, size, kind, zero, 0)
-        offset += -(-(layout.TEXT_ENTRY.size + size) // 8) * 8
-    path.write_bytes(data)
-
-    assert RingFile(path).texts == before
-    assert diagnose(open_run(cluster.directory)).status == "ok"
 
 
 def test_a_damaged_graph_is_no_other_graph(tmp_path: Path) -> None:
@@ -379,6 +400,7 @@ def test_a_clipped_size_that_contradicts_the_element_count_is_damage(tmp_path: P
     data = bytearray(path.read_bytes())
     second = records_of(path).start + layout.RECORD.size
     data[second + 40 : second + 48] = b"\xff\xff\xff\xff\0\0\0\0"
+    seal_record(data, second)
     path.write_bytes(data)
 
     assert [call_text(call) for call in calls_of(cluster)] == [
@@ -394,6 +416,7 @@ def test_a_root_where_the_operation_has_none_is_damage(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     start = records_of(path).start
     data[start + 66 : start + 72] = bytes(6)  # half of the root, and the place of the sizes
+    seal_record(data, start)
     path.write_bytes(data)
 
     assert [call_text(call) for call in calls_of(cluster)] == ["a damaged record"]
@@ -413,6 +436,7 @@ def test_sizes_of_another_call_are_not_shown(tmp_path: Path, op: str) -> None:
     places = [geometry.records + number * layout.RECORD.size + SIZES for number in range(2)]
     data = bytearray(ring.read_bytes())
     data[places[1] : places[1] + 4] = data[places[0] : places[0] + 4]
+    seal_record(data, places[1] - SIZES)
     ring.write_bytes(data)
 
     rank = open_run(cluster.directory).by_rank[0]
@@ -475,6 +499,10 @@ def test_ranks_that_wait_for_one_whose_ring_cannot_be_read_name_nobody(tmp_path:
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
+    reseal(path, 2)
+    cause = cluster.verdict().cause
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
     assert "It is unknown whether rank 0 joined it" in cause.summary
 
 
@@ -490,7 +518,7 @@ def test_a_table_that_no_record_confirms_is_not_believed(tmp_path: Path) -> None
             begin, *fields, _ = layout.TABLE_ENTRY.unpack(file.read(layout.TABLE_ENTRY.size))
             if begin:
                 file.seek(place)
-                file.write(layout.TABLE_ENTRY.pack(1 << 20, *fields, 1 << 20))
+                file.write(layout.sealed(layout.TABLE_ENTRY.pack(1 << 20, *fields, 0)))
                 damaged += 1
 
     assert damaged

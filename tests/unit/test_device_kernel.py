@@ -53,7 +53,7 @@ def test_the_kernel_is_assembled(architecture: str) -> None:
 
 
 def test_there_are_counts_for_all_communicators_of_a_ring() -> None:
-    assert COUNT_BYTES == layout.MAX_COMMS * 16
+    assert COUNT_BYTES == layout.DEVICE_COMMS * 16
     assert f"counts[{COUNT_BYTES}]".encode() in PTX
     assert PTX.endswith(b"\0")  # the driver takes it as a C string
 

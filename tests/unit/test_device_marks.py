@@ -576,10 +576,10 @@ def test_a_forked_child_leaves_its_parents_slots_alone(bench: Bench) -> None:
     assert (bench.slot["launched"], bench.slot["finished"], bench.slot["state"]) == (1, 1, COUNTED)
 
 
-def test_there_is_a_slot_for_each_communicator_that_a_ring_holds(bench: Bench) -> None:
+def test_there_is_a_slot_for_each_of_the_first_communicators(bench: Bench) -> None:
     comms: list[Comm] = [
         bench.tracer.communicator(f"many{number}", "", (0, 1), "nccl")
-        for number in range(layout.MAX_COMMS - 1)
+        for number in range(layout.DEVICE_COMMS - 1)
     ]
     post(bench.tracer, comms[-1])
     bench.device.run()

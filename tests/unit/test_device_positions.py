@@ -20,6 +20,7 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.ring import layout
 from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import agrees
+from tests.support.rings import seal_header
 from tests.unit.host_device import HostDevice, captured, post, replay
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,7 @@ PROGRAM = """
 import json, os, sys, time
 from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import agrees
+from tests.support.rings import seal_header
 from tests.unit.host_device import HostDevice, captured, post, replay
 directory, rank, ranks, enters, script = sys.argv[1:]
 os.environ["NCCLSCOPE_DEVICE_PROGRESS"] = "entered" if enters == "1" else "1"
@@ -53,7 +55,7 @@ for step in json.loads(script):
         device.slots.put_clock(comm.channel.index, value)
     elif name == "record":
         tracer.record(comm, value)
-tracer.ring._put_u64(136, time.time_ns() + 60_000_000_000)  # it stayed alive for a minute more
+tracer.ring._put_word(136, time.time_ns() + 60_000_000_000)  # it stayed alive for a minute more
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -303,13 +305,12 @@ def test_random_slots_name_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     _check(tmp_path, image, "an unknown state")
 
 
-def test_a_ring_of_one_kind_is_read_as_before_by_what_knows_no_slots(
+def test_a_ring_whose_device_part_is_not_in_its_header_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     image = _ring(tmp_path / "made")
-    # To a reader that ignores it the header ends before the size of the part.
-    struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 0)
+    _set_device_size(image, 0)
     path = tmp_path / "x.ring"
     path.write_bytes(image)
     (rank,) = ncclscope.open_run(path).ranks
@@ -321,7 +322,7 @@ def test_a_part_that_is_larger_than_the_file(
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
     image = _ring(tmp_path / "made")
-    struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 1 << 40)
+    _set_device_size(image, 1 << 40)
     path = tmp_path / "x.ring"
     path.write_bytes(image)
     with pytest.raises(InputError, match="impossible sizes"):
@@ -339,6 +340,13 @@ def _ring(directory: Path) -> bytearray:
     (rank,) = ncclscope.open_run(tracer.path).ranks
     assert (rank.device["k"].finished, rank.device["k"].entered) == (3, 4)
     return bytearray(Path(tracer.path).read_bytes())
+
+
+def _set_device_size(image: bytearray, size: int) -> None:
+    header = list(layout.HEADER.unpack_from(image))
+    header[-2] = size
+    layout.HEADER.pack_into(image, 0, *header)
+    seal_header(image)
 
 
 def _device(image: bytearray) -> int:

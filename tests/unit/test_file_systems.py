@@ -10,6 +10,7 @@ from ncclscope.doctor import file_systems
 from ncclscope.doctor.file_systems import file_system, rings_that_fit
 from ncclscope.doctor.installed import support
 from ncclscope.ring import layout
+from ncclscope.ring.place import SHARE
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -45,7 +46,7 @@ def test_rings_are_counted_as_they_are_made() -> None:
     size = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
     for free in (0, 7 * size, 64 << 20, 8 * size, 20 * size + 1, 24 << 30):
         left, made = free, 0
-        while left >= size * 8:
+        while left >= size * SHARE:
             left, made = left - size, made + 1
         assert rings_that_fit(free) == made
 

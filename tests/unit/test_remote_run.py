@@ -99,7 +99,7 @@ def test_calls_that_devices_count(rings: Path, monkeypatch: pytest.MonkeyPatch) 
         for _ in range(9):
             post(tracer, comm)
         device.run(14 if rank == 1 else 15)  # in call 8; of one, before it
-        tracer.ring._put_u64(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
+        tracer.ring._put_word(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
     monkeypatch.setattr("ncclscope.readers.ring.ranks.is_alive", lambda *_: False)
     local, remote, _ = both(rings, 2)
     assert remote == local
@@ -119,7 +119,7 @@ def test_an_order_swap_where_completion_is_not_reported(
         for step in range(50):
             for comm in (pair, world) if (rank, step) == (3, 49) else (world, pair):
                 tracer.record(comm, "all_reduce", shape=(step + 1,), dtype="float32", redop="sum")
-        tracer.ring._put_u64(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
+        tracer.ring._put_word(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
     monkeypatch.setattr("ncclscope.readers.ring.ranks.is_alive", lambda *_: False)
     local, remote, fleet = both(rings, 2)
     assert remote == local

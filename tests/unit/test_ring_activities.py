@@ -75,7 +75,7 @@ def test_a_name_too_many_is_not_seen_and_harms_no_other(rings: Path) -> None:
     fill(tracer, tracer.communicator("k", "tp:0"), 1, 11)
     slots = [tracer.activity(f"name {number}") for number in range(layout.MAX_ACTIVITIES + 3)]
     for slot in slots:
-        slot.end(slot.begin("x" * 70_000, number=-5))
+        slot.end(slot.begin("x" * 2_000_000, number=-5))
 
     rank = read(tracer.path)
     assert list(rank.activities) == [f"name {number}" for number in range(layout.MAX_ACTIVITIES)]

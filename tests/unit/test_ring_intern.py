@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from ncclscope.errors import RingError
 from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.reader import RingFile
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.programs import run_program
-from tests.support.rings import SMALL, fill, read, signature, tracer_in
+from tests.support.rings import SMALL, check_log, fill, read, signature, tracer_in
 
 
 def gatherv(tracer: Tracer, comm: Comm, number: int, members: int = 8) -> tuple[int, ...]:
@@ -158,10 +157,28 @@ def test_without_room_for_text_calls_are_still_counted_and_signed(rings: Path) -
     assert [call.signature for call in log.span(21, 30)] == [
         signature(number) for number in range(21, 30)
     ]
-    with pytest.raises(RingError, match="no room for another communicator"):
-        tracer.communicator("another")
     # Nothing is in the way of what is known already.
     assert tracer.communicator("k") is comm
+
+
+def test_without_room_for_a_communicator_its_calls_are_recorded_as_those_of_none(
+    rings: Path,
+) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("k")
+    fill(tracer, comm, 1, 20)
+    number = 0
+    while tracer.ring._interner.text(layout.KIND_ACTIVITY, f"{number:0400d}"):
+        number += 1
+    another = tracer.communicator("another")
+    fill(tracer, another, 1, 20)
+    fill(tracer, comm, 20, 30)
+
+    rank = read(tracer.path)
+
+    assert rank.records == 48
+    assert list(rank.logs) == ["k"]
+    check_log(rank.logs["k"], 1, 29)
 
 
 def test_output_shapes_leave_room_for_the_rest(rings: Path) -> None:

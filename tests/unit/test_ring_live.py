@@ -251,14 +251,16 @@ def test_no_mixture_is_taken_when_reader_and_writer_overtake_each_other(
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
     at = slot(tracer.ring, 500)
-    states = [bytes(layout.RECORD.size)]
+    states, shown = [bytes(layout.RECORD.size)], []
+    path = Path(tracer.path)
     for number in range(3):
         fill(tracer, comm, number * SMALL + 1, (number + 1) * SMALL + 1)
-        states.append(Path(tracer.path).read_bytes()[at])
-    wanted = states[2]  # of the second lap; in the third the writer replaces it
+        states.append(path.read_bytes()[at])
+        with RingImage(path) as image:
+            shown.append(image.read_stable(number * SMALL + 500, number * SMALL + 501).tobytes())
+    wanted = shown[1]  # of the second lap; in the third the writer replaces it
     before, after = states[lap - 1 : lap + 1]
     position = SMALL + 500
-    path = Path(tracer.path)
     outcomes = set()
     with Overtaken(path) as ring:
         # The writer has stored some bytes when the reading begins, and some more at the
@@ -310,8 +312,8 @@ def test_counts_of_nccl_are_read_before_the_records(
 
     def count(number: int) -> None:
         with Path(tracer.path).open("r+b") as file:
-            file.seek(layout.HEADER_CARRIED)
-            file.write(number.to_bytes(4, "little"))
+            file.seek(tracer.ring.geometry.carried)
+            file.write(layout.CARRIED.pack(number | (number ^ 0xFFFFFFFF) << 32))
 
     find_head = RingFile._find_head
 

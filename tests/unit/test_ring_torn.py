@@ -143,15 +143,26 @@ def test_of_a_torn_self_description_the_one_before_is_taken(rings: Path) -> None
     before = Path(tracer.path).read_bytes()
     tracer.describe(rank=2, note="newer")
     after = Path(tracer.path).read_bytes()
+    geometry = tracer.ring.geometry
     changed = [place for place in range(len(before)) if before[place] != after[place]]
-    at = slice(changed[0], changed[-1] + 1)
-    assert at.start >= tracer.ring.geometry.about
-    assert at.stop < tracer.ring.geometry.strings
+    copies = [place for place in changed if geometry.about <= place < geometry.mirror]
+    words = {layout.HEADER_ABOUTS, geometry.mirror + layout.HEADER_ABOUTS}
+    assert {place // 8 * 8 for place in changed} - {place // 8 * 8 for place in copies} == words
+    at = slice(copies[0], copies[-1] + 1)
 
     copy = rings / "copy.ring"
+    copy.write_bytes(before)
     seen = set()
-    for state in cut_short(before[at], after[at]):
-        copy.write_bytes(before[: at.start] + state + before[at.stop :])
-        rank = read(copy)
-        seen.add((rank.rank, rank.details["note"]))
+    with copy.open("r+b") as file:
+        for state in cut_short(before[at], after[at]):
+            file.seek(at.start)
+            file.write(state)
+            file.flush()
+            rank = read(copy)
+            seen.add((rank.rank, rank.details["note"]))
     assert seen == {(1, "old"), (2, "newer")}
+    # Killed before its number, or half of that, was stored.
+    head, middle = before[: geometry.about], after[geometry.about : geometry.mirror]
+    for rest in (before, after):
+        copy.write_bytes(head + middle + rest[geometry.mirror :])
+        assert read(copy).rank == 2

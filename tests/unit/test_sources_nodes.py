@@ -24,6 +24,7 @@ from ncclscope.readers.bundle import read_snapshot
 from ncclscope.readers.nodes import describe_ring
 from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.ring import layout
+from tests.support.rings import put_word
 
 SECOND = 1_000_000_000
 
@@ -45,11 +46,8 @@ def copied(
         tracer.record(comm, "all_reduce", shape=(4,), dtype="float32", redop="sum")
     path = Path(tracer.path)
     tracer.close()
-    with path.open("r+b") as file:
-        file.seek(layout.HEADER_HEARTBEAT)
-        file.write(at.to_bytes(8, "little"))
-        file.seek(layout.HEADER_EXITED)
-        file.write(bytes(8))
+    put_word(path, layout.HEADER_HEARTBEAT, at)
+    put_word(path, layout.HEADER_EXITED, 0)
     return path
 
 

@@ -11,7 +11,8 @@ import pytest
 from ncclscope import Run, diagnose, open_run
 from ncclscope.analysis.wording import rank_text
 from ncclscope.readers.jsonl import write_trace
-from tests.support.rings import fill, read, tracer_in
+from ncclscope.ring import layout
+from tests.support.rings import fill, put_word, read, tracer_in
 
 SECOND = 1_000_000_000
 NOW = 2_000_000_000 * SECOND
@@ -35,9 +36,7 @@ def ring(
     if calls:
         fill(tracer, tracer.communicator(key, "tp:0", ranks), 1, calls + 1)
     tracer.close()
-    data = bytearray(tracer.ring.path.read_bytes())
-    data[136:144] = (NOW + int(ended * SECOND)).to_bytes(8, "little")  # the last heartbeat
-    tracer.ring.path.write_bytes(data)
+    put_word(tracer.path, layout.HEADER_HEARTBEAT, NOW + int(ended * SECOND))
 
 
 def keys(run: Run) -> dict[int, list[str]]:

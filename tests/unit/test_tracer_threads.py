@@ -191,8 +191,9 @@ def check(*_):
     position = ring.position
     with open(tracer.path, "rb") as file:
         file.seek(ring.geometry.records + (position - 1) % ring.capacity * layout.RECORD.size)
-        begin, *_, end = layout.RECORD.unpack(file.read(96))
-    if (begin, end) != (position, position):
+        record = file.read(layout.RECORD.size)
+    begin, *_, end, check = layout.RECORD.unpack(record)
+    if (begin, end) != (position, position) or layout.sealed_record(record) != record:
         missing += 1
     # A handler may record, too: the interrupted call must not get the same number.
     nested += 1

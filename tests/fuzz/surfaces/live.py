@@ -14,6 +14,7 @@ from tests.fuzz.jobs import ring_base_inputs
 from tests.fuzz.oracles import judge_verdict
 from tests.fuzz.ring_damage import damage_part, forge_about, forge_record
 from tests.fuzz.surfaces.workplace import Workplace
+from tests.support.rings import set_word
 
 __all__ = ["GuardedRings", "WatchedRings", "running"]
 
@@ -95,6 +96,7 @@ def running(one: BaseInput) -> BaseInput:
     """Return the rings of processes that have not recorded their end."""
     files = {}
     for name, data in one.files.items():
-        place = layout.HEADER_EXITED
-        files[name] = data[:place] + bytes(8) + data[place + 8 :]
+        changed = bytearray(data)
+        set_word(changed, layout.HEADER_EXITED, 0)
+        files[name] = bytes(changed)
     return replace(one, files=files)

@@ -222,12 +222,10 @@ def test_version_4_does_not_record_across_nodes(nccl: Built, rings: Path) -> Non
 def test_callbacks_in_any_order(tmp_path: Path, rings: Path, sanitizer: str) -> None:
     program = tmp_path / "fuzz"
     flags = ["-std=c11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}", "-Wno-tsan"]
+    flags.append("-fno-sanitize-recover=all")
     fuzz = PROGRAMS.parent / "profiler_fuzz.c"
     built = subprocess.run(
-        [
-            *("gcc", *flags, "-fno-sanitize-recover=all", f"-I{SOURCES}"),
-            *(fuzz, *PLUGIN_SOURCES, "-o", program),
-        ],
+        ["gcc", *flags, f"-I{SOURCES}", fuzz, *PLUGIN_SOURCES, "-o", program],
         capture_output=True,
         text=True,
         check=False,

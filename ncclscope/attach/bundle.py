@@ -221,10 +221,12 @@ def _redact_ring(path: Path) -> None:
     if len(block) > geometry.about_size:
         raise DamagedFileError("the redacted process description does not fit into the ring")
     with open(path, "r+b") as file:
-        file.seek(geometry.strings)
-        strings = _redact_strings(file.read(geometry.strings_size), checked=geometry.checked)
-        file.seek(geometry.strings)
-        file.write(strings)
+        for copy in (0, 1) if geometry.checked else (0,):
+            start = geometry.strings + copy * layout.pages(geometry.strings_size)
+            file.seek(start)
+            strings = _redact_strings(file.read(geometry.strings_size), checked=geometry.checked)
+            file.seek(start)
+            file.write(strings)
         for copy in (0, 1):
             file.seek(geometry.about + copy * geometry.about_size)
             file.write(block)

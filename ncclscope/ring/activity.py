@@ -18,6 +18,7 @@ _pack = layout.ACTIVITY.pack_into
 _LOW, _MASK = 0xFFFFFFFF, (1 << 64) - 1
 _F0, _F1, _F2, _F3, _F4, _F5 = layout.FACTORS[:6]
 _MOST_WORDS = 256
+_SCRATCH = layout.MIRROR + layout.PAGE
 
 
 class Begun(NamedTuple):
@@ -99,7 +100,7 @@ class Slot:
         self.store(turn, since, until, number, detail)
 
     def store(self, turn: int, since: int, until: int, number: int, detail: int) -> None:
-        """Store the fields of an activity, in one call that no other thread can interrupt.
+        """Store the fields of an activity, each copy in one call that no thread can interrupt.
 
         Args:
             turn: How often it has begun.
@@ -111,7 +112,8 @@ class Slot:
         name, end = self.name, turn & _LOW
         words = turn * _F0 + since * _F1 + until * _F2 + number * _F3
         check = (words + (name | detail << 32) * _F4 + end * _F5 & _MASK) >> 32
-        _pack(self.buffer, self.offset, turn, since, until, number, name, detail, end, check)
+        for offset in (layout.MIRROR + self.offset, self.offset):
+            _pack(self.buffer, offset, turn, since, until, number, name, detail, end, check)
 
 
 class Activities:
@@ -138,11 +140,11 @@ class Activities:
             offset = layout.HEADER_ACTIVITIES + place * layout.ACTIVITY.size
             made = Slot(self._buffer, offset, number, self._interner)
         else:
-            made = Slot(bytearray(layout.ACTIVITY.size), 0, 0, self._interner)
+            made = Slot(bytearray(_SCRATCH), 0, 0, self._interner)
         return self._named.setdefault(name, made)
 
     def detach(self) -> None:
         """Stop writing to the file."""
-        self._buffer = bytearray(layout.PAGE)
+        self._buffer = bytearray(_SCRATCH)
         for activity in self._named.values():
             activity.buffer = self._buffer

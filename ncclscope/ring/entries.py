@@ -55,11 +55,12 @@ def put(buffer: mmap.mmap, offset: int, kind: int, number: int, data: bytes) -> 
     buffer[start : start + len(data)] = data
 
 
-def read(data: bytes, *, checked: bool = True) -> Iterator[Entry]:
+def read(data: bytes, spare: bytes = b"", *, checked: bool = True) -> Iterator[Entry]:
     """Yield the entries of a section; damaged ones, too, so that later ones keep their numbers.
 
     Args:
         data: The used bytes of the section.
+        spare: The same bytes of its copy.
         checked: Whether the ring is of version 3.
     """
     if not checked:
@@ -69,11 +70,15 @@ def read(data: bytes, *, checked: bool = True) -> Iterator[Entry]:
     numbers: Counter[int] = Counter()
     is_damaged = is_lost = False
     while offset + head <= len(data) and budget > 0:
-        word, checksum = layout.ENTRY.unpack_from(data, offset)
-        kind, length = word >> _KIND_BITS, word & layout.LONGEST_ENTRY
-        entry = data[offset + head : offset + head + length]
         number = 0
-        if kind and len(entry) == length:
+        for source in (data, spare):
+            if number or offset + head > len(source):
+                continue
+            word, checksum = layout.ENTRY.unpack_from(source, offset)
+            kind, length = word >> _KIND_BITS, word & layout.LONGEST_ENTRY
+            entry = source[offset + head : offset + head + length]
+            if not kind or len(entry) < length:
+                continue
             # The number of an entry behind damaged ones says how many of its kind these were.
             first, count = numbers[kind] + 1, 1 + _SKIPPED * is_damaged
             possible = range(first, first + count)

@@ -93,9 +93,10 @@ class GraphBook:
         if not self._room.has(section, end):
             return False
         self._made[kind] += 1
-        entries.put(buffer, section + self._used, kind, self._made[kind], data)
+        for start in (section + layout.pages(self._geometry.graphs_size), section):
+            entries.put(buffer, start + self._used, kind, self._made[kind], data)
         self._used = end
-        words.put(buffer, self._geometry, layout.HEADER_GRAPHS_USED, end)
+        words.put(buffer, layout.HEADER_GRAPHS_USED, end)
         return True
 
 

@@ -111,10 +111,11 @@ class GraphTables:
 
     Args:
         data: The used bytes of the section; reading stops at the first damaged entry.
+        spare: The same bytes of its copy.
         checked: Whether the ring is of version 3.
     """
 
-    def __init__(self, data: bytes, *, checked: bool = True) -> None:
+    def __init__(self, data: bytes, spare: bytes = b"", *, checked: bool = True) -> None:
         self._fixed: list[bytes] = []
         self._signatures: list[int] = []
         self._sizes: list[tuple[int, ...] | None] = []
@@ -125,7 +126,7 @@ class GraphTables:
         self.graphs: dict[int, Listed] = {}
         """Graphs by number."""
         self.is_damaged = False
-        for kind, entry, is_whole, *_ in entries.read(data, checked=checked):
+        for kind, entry, is_whole, *_ in entries.read(data, spare, checked=checked):
             if not is_whole or not self._take(kind, entry):
                 self.is_damaged = True
                 break
@@ -249,16 +250,17 @@ class GraphTables:
 
 def read_graphs(image: RingImage) -> GraphTables:
     """Return the graphs of a ring; ranks with equal graphs share one cached result."""
-    data = image.read_bytes(image.geometry.graphs, image.graphs_used)
-    tables = _tables_of(data, image.geometry.checked)
+    geometry = image.geometry
+    copies = image.read_copies(geometry.graphs, geometry.graphs_size, image.graphs_used)
+    tables = _tables_of(*copies, geometry.checked)
     if tables.is_damaged:
         image.damage.add("graphs")
     return tables
 
 
 @lru_cache(maxsize=32)
-def _tables_of(data: bytes, checked: bool) -> GraphTables:
-    return GraphTables(data, checked=checked)
+def _tables_of(data: bytes, spare: bytes, checked: bool) -> GraphTables:
+    return GraphTables(data, spare, checked=checked)
 
 
 def _running(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -188,17 +188,20 @@ class RingImage:
     def word(self, offset: int) -> int:
         """Return a number of the header that changes, one of `layout.HEADER_*`.
 
-        Its two copies are read until they agree. If they never do, it is damaged, and the smaller
-        one counts.
+        It only grows, and is stored twice, with a complement each. The larger of two whole copies
+        counts. Without a whole copy it is damaged, and the smaller number counts.
         """
         if not self.geometry.checked:
             return self.read_u64(offset)
         for _ in range(_ATTEMPTS):
-            value, other = (self.read_u64(at) for at in (offset, self.geometry.mirror + offset))
-            if value == other ^ _ALL:
-                return value
+            pairs = [
+                (self.read_u64(start), self.read_u64(start + layout.COMPLEMENTS) ^ _ALL)
+                for start in (offset, layout.MIRROR + offset)
+            ]
+            if whole := [value for value, other in pairs if value == other]:
+                return max(whole)
         self.damage.add("header")
-        return min(value, other ^ _ALL)
+        return min(min(pair) for pair in pairs)
 
     # --- parts ---
 
@@ -297,10 +300,11 @@ class RingImage:
         used = min(self.word(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
         texts: dict[int, list[str]] = {}
         for attempt in range(_ATTEMPTS):
-            data = self.read_bytes(self.geometry.strings, used)
             texts = {}
             is_damaged = False
-            for kind, text, is_whole, *_ in entries.read(data, checked=self.geometry.checked):
+            geometry = self.geometry
+            copies = self.read_copies(geometry.strings, geometry.strings_size, used)
+            for kind, text, is_whole, *_ in entries.read(*copies, checked=geometry.checked):
                 found = text.decode("utf-8", "replace") if is_whole else ""
                 texts.setdefault(kind, []).append(found)
                 is_damaged |= not is_whole
@@ -311,6 +315,19 @@ class RingImage:
                 self.damage.add("texts")
                 break
         return texts
+
+    def read_copies(self, section: int, size: int, used: int) -> tuple[bytes, bytes]:
+        """Return the used bytes of a section and of its copy, which old versions do not have.
+
+        Args:
+            section: Offset of the section.
+            size: Its size in bytes.
+            used: Number of its bytes in use.
+        """
+        spare = b""
+        if self.geometry.checked:
+            spare = self.read_bytes(section + layout.pages(size), used)
+        return self.read_bytes(section, used), spare
 
     def read_about(self) -> dict[str, Any]:
         size = self.geometry.about_size
@@ -357,8 +374,6 @@ class RingImage:
             words = np.frombuffer(copies[1][:size], "<u8").reshape(-1, 4).copy()
             words[:, 3] &= _LOW
             stable = (words @ _FACTORS[:4]) >> _HALF == entries["end"]
-            if np.any(~stable & (begins != 0) & (before == copy) & (after == copy)):
-                self.damage.add("table" if offset == self.geometry.table else "marks")
         else:
             low = begins & _LOW
             stable = (entries["end"] == low) & (before["end"] == low)
@@ -377,21 +392,28 @@ class RingImage:
             For each complete one: count, since, until, number, name and detail.
         """
         found: dict[int, tuple[int, ...]] = {}
+        damaged: set[int] = set()
+        starts = (layout.MIRROR, 0) if self.geometry.checked else (0,)
         for _ in range(_ATTEMPTS):
-            for place, (entry, again) in enumerate(
-                zip(self._activities(), self._activities(), strict=False)
-            ):
-                if entry == again and (fields := self._activity(entry)) is not None:
-                    found.setdefault(place, fields)
+            damaged.clear()
+            for start in starts:
+                copies = zip(self._activities(start), self._activities(start), strict=False)
+                for place, (entry, again) in enumerate(copies):
+                    fields = self._activity(entry)
+                    if fields is None or entry != again:
+                        damaged.add(place)
+                    elif place not in found or fields[0] >= found[place][0]:
+                        found[place] = fields
             if len(found) == layout.MAX_ACTIVITIES:
                 break
-        else:
+        if damaged - found.keys():
             self.damage.add("activities")
         return [fields for _, fields in sorted(found.items()) if _is_activity(*fields)]
 
-    def _activities(self) -> list[bytes]:
+    def _activities(self, start: int) -> list[bytes]:
         size = layout.ACTIVITY.size
-        data = self.read_bytes(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
+        offset = start + layout.HEADER_ACTIVITIES
+        data = self.read_bytes(offset, layout.MAX_ACTIVITIES * size)
         return [data[at : at + size] for at in range(0, len(data) - size + 1, size)]
 
     def _activity(self, entry: bytes) -> tuple[int, ...] | None:
@@ -425,6 +447,8 @@ class RingImage:
 
     def _read_geometry(self) -> layout.Geometry:
         header = self.read_bytes(0, layout.PAGE)
+        if not _is_header(header) and _is_header(mirror := self._read_mirror()):
+            header = mirror
         if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
             raise DamagedFileError(f"{self.path} is not a ring", "it lacks a ring's header")
         _, version, record_size, *sizes = layout.OLD_HEADER.unpack_from(header)
@@ -456,11 +480,13 @@ class RingImage:
             )
         return geometry
 
+    def _read_mirror(self) -> bytes:
+        return self.read_bytes(layout.MIRROR, layout.PAGE)
+
     def _read_checked(self, header: bytes, sizes: list[int]) -> int:
         """Add the sizes that version 3 has besides; return its clock."""
         *_, comms, graphs, device, clock = layout.HEADER.unpack_from(header)
-        check = int.from_bytes(header[layout.HEADER_CHECK :][:4], "little")
-        if check != zlib.crc32(header[: layout.HEADER.size]):
+        if not _is_header(header):
             raise DamagedFileError(f"{self.path} is damaged", "its header does not fit its check")
         sizes += comms, graphs, device
         return int(clock)
@@ -472,6 +498,12 @@ class RingImage:
     def read_u64(self, offset: int) -> int:
         """Return the number of eight bytes at `offset`."""
         return int.from_bytes(self.read_bytes(offset, 8), "little")
+
+
+def _is_header(header: bytes) -> bool:
+    """Return whether a header of version 3 fits its check."""
+    check = int.from_bytes(header[layout.HEADER_CHECK :][:4], "little")
+    return header.startswith(layout.MAGIC) and check == zlib.crc32(header[: layout.HEADER.size])
 
 
 def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:

@@ -218,12 +218,18 @@ class Interner:
             or not self._room.has(section, end)
         ):
             return None
-        entries.put(buffer, section + self._used, kind, number, data)
         offset, self._used = section + self._used, end
+        self.put(buffer, offset, kind, number, data)
         if kind in self._used_by:
             self._used_by[kind] = used
-        words.put(buffer, self._geometry, layout.HEADER_STRINGS_USED, end)
+        words.put(buffer, layout.HEADER_STRINGS_USED, end)
         return offset
+
+    def put(self, buffer: mmap.mmap, offset: int, kind: int, number: int, data: bytes) -> None:
+        """Write a text twice; arguments as for :func:`ncclscope.ring.entries.put`."""
+        spare = layout.pages(self._geometry.strings_size)
+        entries.put(buffer, offset + spare, kind, number, data)
+        entries.put(buffer, offset, kind, number, data)
 
     def _append_sizes(self, buffer: mmap.mmap, sizes: tuple[int, ...]) -> int:
         heap_size = self._geometry.heap_size

@@ -12,14 +12,14 @@ part       size                          contents
 ========== ============================= ==================================================
 header     4096                          see HEADER and WORDS; activities
 about      2 x ``about_size``            self-description, JSON, two copies used in turn
-mirror     4096                          complements of WORDS, at the same offsets as in the header
-strings    ``strings_size``              interned text, appended to; see Text
+mirror     4096                          copy of the header, except for COUNT; at MIRROR
+strings    2 x ``strings_size``          interned text, appended to; see Text; then a copy of all
 heap       ``heap_size``                 interned sizes lists, a circular buffer
 table      2 x ``comms`` x 32            state of each communicator, two copies in turn
 marks      ``marks`` x 32                running hash at each 1024th call, a circular buffer
 carried    ``comms`` x 8                 calls on each communicator that NCCL reported
 records    ``capacity`` x 96             the calls, circular: record n is in slot n % capacity
-graphs     ``graphs_size``               calls of CUDA graphs, appended to, never changed
+graphs     2 x ``graphs_size``           calls of CUDA graphs, appended to; then a copy of all
 device     ``device_size``               progress of each communicator on the GPU, written by
                                          the GPU; present only if requested
 transfers  ``transfers_size``            transfers between engines, a table; added to the end of
@@ -29,15 +29,19 @@ transfers  ``transfers_size``            transfers between engines, a table; add
 A reader checks every length against the size of the file. Everything that a verdict rests on is
 covered by a check of its own, so that a changed byte reads as damage and never as another call.
 
-**Header**: HEADER is written once, with the CRC of its first 88 bytes behind it. ``clock`` is what
+**Header**: HEADER is written once, with the CRC of its 88 bytes behind it. ``clock`` is what
 the process adds to CLOCK_MONOTONIC in each time that it stores, so that a host whose clock is set
 does not change durations. ``comms`` is the number of entries of one table.
 
-**Words** (WORDS): u64 that change. Each is stored twice, its complement in the mirror first. A pair
-that disagrees is damaged, unless it was stored in between. ``COUNT`` and its complement lie side by
-side in the header: they state the number of records a second time, and are stored after the record.
-``WRAP`` is zero as long as each record has its slot; if the file system has no more room for
-further slots, it becomes the number of slots that are used, before any slot is used twice.
+**Words** (WORDS): u64 that change and only grow. Each is stored with its complement, COMPLEMENTS
+bytes behind it, and both in the mirror first. The larger of two whole copies counts. COUNT and its
+complement lie side by side in the header: they state the number of records a second time, and are
+stored after the record. ``WRAP`` is zero as long as each record has its slot. If the file system
+has no more room for further slots, it becomes the number of slots that are used, before any slot
+is used twice.
+
+**Copies**: what is needed to read anything else is stored twice, in different pages, and the copy
+first: header, words, activities, description, texts and graphs. One damaged copy is harmless.
 
 **Check** (CHECK): the sum of the u64 of an entry, each multiplied by a constant of :data:`FACTORS`,
 modulo 2**64; its upper 32 bits are stored. A change of any one byte changes them. The bytes of the
@@ -206,9 +210,14 @@ HEADER = struct.Struct("<8sIIQQQQQQQQQ")
 HEADER_CHECK = 88
 """u32: CRC of the header."""
 
-# Words: what changes, with its complement at the same offset of the mirror.
+MIRROR = 5 * PAGE
+"""Offset of the mirror, for a reader of a ring whose header is damaged."""
+
+# Words: what changes. Each has its complement behind it, and both have a copy in the mirror.
 WORDS = 128
 """Offset of the first word."""
+COMPLEMENTS = 1024
+"""Bytes from a word to its complement."""
 HEADER_STRINGS_USED = 128
 """u64: bytes of the strings part that are valid."""
 HEADER_HEARTBEAT = 136
@@ -502,7 +511,7 @@ class Geometry:
     @property
     def heap(self) -> int:
         """Offset of the sizes lists."""
-        return self.strings + pages(self.strings_size)
+        return self.strings + pages(self.strings_size) * (2 if self.checked else 1)
 
     @property
     def table(self) -> int:
@@ -532,7 +541,7 @@ class Geometry:
     @property
     def device(self) -> int:
         """Offset of the device section."""
-        return self.graphs + pages(self.graphs_size)
+        return self.graphs + pages(self.graphs_size) * (2 if self.checked else 1)
 
     @property
     def total(self) -> int:

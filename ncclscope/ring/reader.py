@@ -313,8 +313,11 @@ class RingFile(RingImage):
             self.damage.add("records")
         if self.geometry.checked and 0 <= self.count < self.head - layout.COUNT_SLACK:
             self.damage.add("count")
-        if not entries and self.head >= layout.TABLE_EVERY:
-            self.damage.add("table")
+        if self.lost and self.geometry.checked:
+            # Records are overwritten, and with them what only the table still says.
+            known = {comm for comm, _ in entries}
+            if not known or max(known) > len(known):
+                self.damage.add("table")
 
     def _read_table(self) -> list[tuple[int, Any]]:
         """Return pairs of communicator number and entry, from both halves of the table."""

@@ -91,6 +91,7 @@ class Ring(Protocol):
     _buffer: mmap | bytearray
     _base: int
     _table_mask: int
+    _tabled: int
 
     def _mark(self, index: int, position: int, seq: int, running: int) -> None: ...
 

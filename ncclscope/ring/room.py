@@ -38,6 +38,7 @@ def first_parts(geometry: layout.Geometry) -> list[tuple[int, int]]:
     second = geometry.table + geometry.comms * layout.TABLE_ENTRY.size
     parts = [
         (0, geometry.strings + _TEXTS),
+        (geometry.strings + layout.pages(geometry.strings_size), _TEXTS),
         (geometry.table, layout.PAGE),
         (second, layout.PAGE),
         (geometry.mark_area, geometry.carried - geometry.mark_area),
@@ -63,10 +64,19 @@ class Room:
         self._geometry = geometry
         self.records = min(geometry.capacity, FIRST_ROOM) if grows() else geometry.capacity
         self._ends = {geometry.strings: _TEXTS, geometry.heap: 0, geometry.graphs: 0}
+        self._sizes = {
+            geometry.strings: layout.pages(geometry.strings_size),
+            geometry.heap: layout.pages(geometry.heap_size),
+            geometry.graphs: layout.pages(geometry.graphs_size),
+        }
+        self._spares = {
+            geometry.strings: layout.pages(geometry.strings_size),
+            geometry.graphs: layout.pages(geometry.graphs_size),
+        }
         self._comms = layout.PAGE // layout.TABLE_ENTRY.size
 
     def has(self, section: int, size: int) -> bool:
-        """Return whether a section can be stored to; reserve more of it if necessary.
+        """Return whether a section and its copy can be stored to; reserve more if necessary.
 
         Args:
             section: Offset of the strings, the heap or the graphs.
@@ -75,9 +85,10 @@ class Room:
         end = self._ends[section]
         if size <= end or not grows():
             return True
-        wanted = -(-size // _TEXTS) * _TEXTS
-        if not _populate(self._buffer, section + end, wanted - end):
-            return False
+        wanted = min(-(-size // _TEXTS) * _TEXTS, self._sizes[section])
+        for start in (section, section + self._spares.get(section, 0)):
+            if not _populate(self._buffer, start + end, wanted - end):
+                return False
         self._ends[section] = wanted
         return True
 

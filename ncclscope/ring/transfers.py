@@ -47,13 +47,12 @@ class TransferTable:
                 raise RingError(f"{path} has another size than it was created with")
             os.posix_fallocate(descriptor, geometry.total, size)
             self._header = mmap.mmap(descriptor, geometry.strings)
-            self._geometry = geometry
             start = geometry.total // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
             self._offset = geometry.total - start
             self._buffer = mmap.mmap(descriptor, self._offset + size, offset=start)
         finally:
             os.close(descriptor)
-        words.put(self._header, geometry, layout.HEADER_TRANSFERS_SIZE, size)
+        words.put(self._header, layout.HEADER_TRANSFERS_SIZE, size)
         # Handshakes end in threads of their own. A signal handler may come while it is held.
         self._lock = threading.RLock()
         self._places: dict[Key, int] = {}
@@ -79,9 +78,7 @@ class TransferTable:
                     self._known.pop(oldest, None)
                 else:
                     self._lost += 1
-                    words.put(
-                        self._header, self._geometry, layout.HEADER_TRANSFERS_LOST, self._lost
-                    )
+                    words.put(self._header, layout.HEADER_TRANSFERS_LOST, self._lost)
                     return
             now = now_ns()
             self._store(key, replace(transfer, begun_ns=now, changed_ns=now))

@@ -23,7 +23,7 @@ def withdraw(writer: Ring, channel: Channel, position: int) -> bool:
         counts it already.
     """
     record = _record(writer, position)
-    if record is None or (position ^ writer.position) & ~writer._table_mask:
+    if record is None or position < writer._tabled:
         return False
     seq, flags = _number(record[_SEQ]), record[_FLAGS]
     if _number(record[_COMM]) != channel.index:

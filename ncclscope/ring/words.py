@@ -1,4 +1,4 @@
-"""The numbers in a ring's header that change, each of which is stored twice."""
+"""What lies in a ring's header is stored twice: there and, before, in the mirror."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _WORD = struct.Struct("<Q")
 _ALL = (1 << 64) - 1
 
 
-def put(buffer: mmap.mmap, geometry: layout.Geometry, offset: int, value: int) -> None:
+def put(buffer: mmap.mmap, offset: int, value: int) -> None:
     """Store a word and its complement.
 
     Args:
         buffer: The mapped file.
-        geometry: Offsets and sizes of its sections.
         offset: One of `layout.HEADER_*` before `layout.WORDS_END`.
         value: The number, u64.
     """
-    _WORD.pack_into(buffer, geometry.mirror + offset, value ^ _ALL)
-    _WORD.pack_into(buffer, offset, value)
+    for start in (layout.MIRROR, 0):
+        _WORD.pack_into(buffer, start + offset + layout.COMPLEMENTS, value ^ _ALL)
+        _WORD.pack_into(buffer, start + offset, value)
 
 
-def prepare(buffer: mmap.mmap, geometry: layout.Geometry) -> None:
+def prepare(buffer: mmap.mmap) -> None:
     """Store the complements of all words of a new file, which are zero."""
     for offset in (*range(layout.WORDS, layout.WORDS_END, _WORD.size), layout.HEADER_REUSED):
-        _WORD.pack_into(buffer, geometry.mirror + offset, _ALL)
+        put(buffer, offset, 0)
     layout.COUNT.pack_into(buffer, layout.HEADER_COUNT, 0, _ALL)

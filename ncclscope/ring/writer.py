@@ -108,7 +108,7 @@ class RingWriter:
         try:
             buffer = mmap.mmap(place.descriptor, self.geometry.total)
             self._room = Room(buffer, self.geometry)
-            words.prepare(buffer, self.geometry)
+            words.prepare(buffer)
             self._interner = self._open(place, buffer, device)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -146,6 +146,7 @@ class RingWriter:
         self._shares: dict[bytes, int] = {}
         self._channels: dict[int, Channel] = {}
         self._tables = 0
+        self._tabled = 0
         self._marks = 0
         self._post_lock = threading.RLock()
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -172,10 +173,10 @@ class RingWriter:
             CLOCK & MASK,
         )
         magic = len(layout.MAGIC)
-        self._buffer[magic : layout.HEADER_CHECK] = header[magic:]
-        check = zlib.crc32(header).to_bytes(4, "little")
-        self._buffer[layout.HEADER_CHECK : layout.HEADER_CHECK + 4] = check
-        self._buffer[:magic] = layout.MAGIC
+        data = header + zlib.crc32(header).to_bytes(4, "little")
+        for start in (layout.MIRROR, 0):
+            self._buffer[start + magic : start + len(data)] = data[magic:]
+            self._buffer[start : start + magic] = layout.MAGIC
 
     # --- the calls -------------------------------------------------------------------------
 
@@ -445,13 +446,14 @@ class RingWriter:
 
     def _store_about(self, data: bytes) -> None:
         self._about_generation += 1
-        offset = self.geometry.about + self._about_generation % 2 * self.geometry.about_size
-        self._put_u64(offset, 0)
-        start = offset + layout.ABOUT.size
-        self._buffer[start : start + len(data)] = data
         generation = self._about_generation
         checksum = zlib.crc32(data, generation & 0xFFFFFFFF)
-        layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
+        for copy in (1, 0):  # one after the other, so that one is always whole
+            offset = self.geometry.about + copy * self.geometry.about_size
+            self._put_u64(offset, 0)
+            start = offset + layout.ABOUT.size
+            self._buffer[start : start + len(data)] = data
+            layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
         self._put_word(layout.HEADER_ABOUTS, generation)
 
     def store_heartbeat(self) -> None:
@@ -496,6 +498,7 @@ class RingWriter:
 
     def _write_table(self) -> None:
         self._tables += 1
+        self._tabled = self.position
         self.store_heartbeat()
         for channel in list(self._channels.values()):
             self._write_entry(self._tables % 2, channel)
@@ -524,7 +527,7 @@ class RingWriter:
 
     def _put_word(self, offset: int, value: int) -> None:
         if not self._detached:
-            words.put(self._buffer, self.geometry, offset, value)  # type: ignore[arg-type]
+            words.put(self._buffer, offset, value)  # type: ignore[arg-type]
 
     def _put_u64(self, offset: int, value: int) -> None:
         self._buffer[offset : offset + 8] = value.to_bytes(8, "little")

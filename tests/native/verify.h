@@ -97,6 +97,7 @@ static inline uint64_t up(uint64_t size)
 static inline void read_texts(ring_file *file)
 {
     uint64_t at = file->strings, end = at + get_word(file->data + 128, 8);
+    CHECK(!memcmp(file->data + at, file->data + (at + file->heap) / 2, end - at));
     unsigned counts[9] = {0};
     file->texts = calloc(MOST_TEXTS, sizeof *file->texts);
     CHECK(file->texts && end <= file->heap);
@@ -131,20 +132,24 @@ static inline ring_file verify(const char *path)
     uint64_t mirror = PAGE + up(2 * get_word(data + 24, 8));
     file.capacity = get_word(data + 16, 8);
     file.strings = mirror + PAGE;
-    file.heap = file.strings + up(get_word(data + 32, 8));
+    file.heap = file.strings + 2 * up(get_word(data + 32, 8));
     file.table = file.heap + up(get_word(data + 40, 8));
     file.marks = file.table + 2 * COMMS * 32;
     file.mark_count = get_word(data + 48, 8);
     file.carried = file.marks + up(file.mark_count * 32);
     file.records = file.carried + COMMS * 8;
-    CHECK(file.records + up(file.capacity * 96) + up(get_word(data + 64, 8))
+    CHECK(file.records + up(file.capacity * 96) + 2 * up(get_word(data + 64, 8))
               + up(get_word(data + 72, 8)) == file.size);
-    for (int word = 128; word < 192; word += 8)
-        CHECK(get_word(data + word, 8) == ~get_word(data + mirror + word, 8));
-    CHECK(get_word(data + 208, 8) == ~get_word(data + mirror + 208, 8));
+    CHECK(mirror == 5 * PAGE && !memcmp(data, data + mirror, 92));
+    for (int word = 128; word < 216; word += word == 184 ? 24 : 8) {
+        CHECK(get_word(data + word, 8) == ~get_word(data + word + 1024, 8));
+        CHECK(get_word(data + word, 8) == get_word(data + mirror + word, 8));
+        CHECK(get_word(data + word, 8) == ~get_word(data + mirror + word + 1024, 8));
+    }
     file.reused = get_word(data + 208, 8);
     uint64_t described = get_word(data + 152, 8), size = get_word(data + 24, 8);
-    CHECK(described && get_word(data + PAGE + described % 2 * size, 8) == described);
+    CHECK(described && get_word(data + PAGE, 8) == described);
+    CHECK(!memcmp(data + PAGE, data + PAGE + size, 20 + get_word(data + PAGE + 8, 4)));
     file.position = get_word(data + 192, 8);
     CHECK(get_word(data + 200, 8) == ~file.position);
     file.wrap = get_word(data + 168, 8) ? get_word(data + 168, 8) : file.capacity;

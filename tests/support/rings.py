@@ -98,26 +98,36 @@ def geometry_of(data: bytes | bytearray) -> layout.Geometry:
     return layout.Geometry(*sizes[:-1])
 
 
+def _places(offset: int, value: int) -> list[tuple[int, bytes]]:
+    """Return where one of `layout.HEADER_*` and its complement are stored, and their bytes."""
+    stored = value.to_bytes(8, "little"), (value ^ (1 << 64) - 1).to_bytes(8, "little")
+    return [
+        (start + offset + behind, data)
+        for start in (layout.MIRROR, 0)
+        for behind, data in zip((0, layout.COMPLEMENTS), stored, strict=True)
+    ]
+
+
 def set_word(data: bytearray, offset: int, value: int) -> None:
-    """Store one of `layout.HEADER_*` and its complement into the bytes of a ring."""
-    mirror = geometry_of(data).mirror
-    data[offset : offset + 8] = value.to_bytes(8, "little")
-    data[mirror + offset : mirror + offset + 8] = (value ^ (1 << 64) - 1).to_bytes(8, "little")
+    """Store one of `layout.HEADER_*`, its complement and their copies into the bytes of a ring."""
+    for place, stored in _places(offset, value):
+        data[place : place + 8] = stored
 
 
 def put_word(path: str | Path, offset: int, value: int) -> None:
-    """Store one of `layout.HEADER_*` and its complement into a ring."""
+    """Store one of `layout.HEADER_*`, its complement and their copies into a ring."""
     with open(path, "r+b") as file:
-        mirror = geometry_of(file.read(layout.HEADER.size)).mirror
-        for place, stored in ((mirror + offset, value ^ (1 << 64) - 1), (offset, value)):
+        for place, stored in _places(offset, value):
             file.seek(place)
-            file.write(stored.to_bytes(8, "little"))
+            file.write(stored)
 
 
 def seal_header(data: bytearray) -> None:
-    """Give a changed header a check that fits it."""
+    """Give a changed header a check that fits it, and the mirror a copy of it."""
     check = zlib.crc32(data[: layout.HEADER_CHECK])
     data[layout.HEADER_CHECK : layout.HEADER_CHECK + 4] = check.to_bytes(4, "little")
+    size = layout.HEADER_CHECK + 4
+    data[layout.MIRROR : layout.MIRROR + size] = data[:size]
 
 
 def seal_record(data: bytearray, start: int) -> None:

@@ -88,8 +88,9 @@ def written(tracer: Tracer) -> bytes:
     data = bytearray(Path(tracer.path).read_bytes())
     geometry = layout.Geometry.for_capacity(SMALL)
     for word in (layout.HEADER_HEARTBEAT, layout.HEADER_EXITED):
-        for offset in (word, geometry.mirror + word):
-            data[offset : offset + 8] = bytes(8)
+        for start in (word, layout.MIRROR + word):
+            for offset in (start, start + layout.COMPLEMENTS):
+                data[offset : offset + 8] = bytes(8)
     size = layout.RECORD.size
     for at in range(geometry.records, geometry.records + SMALL * size, size):
         record = bytes(data[at : at + size])

@@ -97,9 +97,13 @@ void ns_ring_publish(ns_ring *ring)
         g->heap_size, g->marks, NS_MAX_COMMS, g->graphs_size, g->device_size, ring->clock,
     };
     memcpy(header, "ncclring", 8);
-    memcpy(ring->file + 8, header + 1, sizeof header - 8);
-    ns_put32(ring->file + NS_HEADER_CHECK, ns_crc32(0, header, sizeof header));
-    ns_publish64(ring->file, header[0]); /* last: a reader never sees a header that is not whole */
+    for (unsigned char *page = ring->file + NS_MIRROR;; page = ring->file) {
+        memcpy(page + 8, header + 1, sizeof header - 8);
+        ns_put32(page + NS_HEADER_CHECK, ns_crc32(0, header, sizeof header));
+        ns_publish64(page, header[0]); /* last: a reader never sees a header that is not whole */
+        if (page == ring->file)
+            return;
+    }
 }
 
 const char *ns_ring_path(const ns_ring *ring)
@@ -129,15 +133,16 @@ bool ns_describe(ns_ring *ring, const char *json, size_t length)
     pthread_mutex_lock(&ring->lock);
     if (!ring->detached) {
         uint64_t generation = ++ring->generation;
-        unsigned char *to =
-            ring->file + ring->geometry.about + generation % 2 * ring->geometry.about_size;
-        ns_publish64(to, 0);
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-        memcpy(to + NS_ABOUT_HEAD, json, length);
-        ns_put32(to + 8, (uint32_t)length);
-        ns_put32(to + 12, ns_crc32((uint32_t)generation, json, length));
-        ns_put32(to + 16, 0);
-        ns_publish64(to, generation);
+        for (uint64_t copy = 2; copy-- > 0;) { /* so that one of them is always whole */
+            unsigned char *to = ring->file + ring->geometry.about + copy * ring->geometry.about_size;
+            ns_publish64(to, 0);
+            __atomic_thread_fence(__ATOMIC_RELEASE);
+            memcpy(to + NS_ABOUT_HEAD, json, length);
+            ns_put32(to + 8, (uint32_t)length);
+            ns_put32(to + 12, ns_crc32((uint32_t)generation, json, length));
+            ns_put32(to + 16, 0);
+            ns_publish64(to, generation);
+        }
         ns_put_word(ring, NS_ABOUTS, generation);
     }
     pthread_mutex_unlock(&ring->lock);

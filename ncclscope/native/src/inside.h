@@ -18,6 +18,8 @@ enum {
     NS_MOST_SITES = 48 * NS_PAGE,
     /* Offsets in the header. */
     NS_HEADER_CHECK = 88,
+    NS_MIRROR = 5 * NS_PAGE,
+    NS_COMPLEMENTS = 1024, /* from a word to its complement */
     NS_WORDS = 128,
     NS_STRINGS_USED = 128,
     NS_HEARTBEAT = 136,
@@ -47,7 +49,7 @@ typedef struct ns_range {
     uint64_t begin, size;
 } ns_range;
 
-enum { NS_FIRST_RANGES = 7 };
+enum { NS_FIRST_RANGES = 8 };
 
 /* A text or a list that has a number. Entries are never removed one by one. */
 typedef struct ns_known {
@@ -128,11 +130,15 @@ static inline void ns_publish64(unsigned char *to, uint64_t value)
     __atomic_store_n((uint64_t *)(void *)to, value, __ATOMIC_RELEASE);
 }
 
-/* Store a word and its complement in a ring whose lock is held. */
+/* Store a word and its complement in a ring whose lock is held, in the mirror first. */
 static inline void ns_put_word(ns_ring *ring, uint64_t offset, uint64_t value)
 {
-    ns_publish64(ring->file + ring->geometry.mirror + offset, ~value);
-    ns_publish64(ring->file + offset, value);
+    for (unsigned char *page = ring->file + NS_MIRROR;; page = ring->file) {
+        ns_publish64(page + offset + NS_COMPLEMENTS, ~value);
+        ns_publish64(page + offset, value);
+        if (page == ring->file)
+            return;
+    }
 }
 
 /* --- room.c: what is reserved of a file --------------------------------------------------------- */

@@ -40,13 +40,13 @@ ns_geometry ns_geometry_for(uint64_t capacity, bool device)
     g.about = NS_PAGE;
     g.mirror = g.about + pages(2 * g.about_size);
     g.strings = g.mirror + NS_PAGE;
-    g.heap = g.strings + g.strings_size;
+    g.heap = g.strings + 2 * g.strings_size;
     g.table = g.heap + g.heap_size;
     g.mark_area = g.table + pages(2 * NS_MAX_COMMS * NS_ENTRY);
     g.carried = g.mark_area + pages(g.marks * NS_ENTRY);
     g.records = g.carried + pages(NS_MAX_COMMS * NS_CARRIED);
     g.graphs = g.records + pages(capacity * NS_RECORD);
-    g.device = g.graphs + g.graphs_size;
+    g.device = g.graphs + 2 * g.graphs_size;
     g.total = g.device + g.device_size;
     return g;
 }
@@ -88,6 +88,7 @@ size_t ns_first_ranges(const ns_geometry *g, ns_range ranges[NS_FIRST_RANGES])
         return 1;
     }
     ranges[count++] = (ns_range){0, g->strings + CHUNK};
+    ranges[count++] = (ns_range){g->strings + g->strings_size, CHUNK};
     ranges[count++] = (ns_range){g->table, NS_PAGE};
     ranges[count++] = (ns_range){g->table + NS_MAX_COMMS * NS_ENTRY, NS_PAGE};
     ranges[count++] = (ns_range){g->mark_area, g->carried - g->mark_area};
@@ -124,14 +125,18 @@ static bool populate(ns_ring *ring, uint64_t offset, uint64_t size)
     return done;
 }
 
-/* Reserve the first `size` bytes of a part, of which `*room` are. */
-static bool extend(ns_ring *ring, uint64_t part, uint64_t whole, uint64_t *room, uint64_t size)
+/* Reserve the first `size` bytes of a part and of its copy, of which `*room` are. */
+static bool extend(ns_ring *ring, uint64_t part, uint64_t whole, uint64_t *room, uint64_t size,
+                   int copies)
 {
     if (size <= *room)
         return true;
     uint64_t wanted = least((size + CHUNK - 1) / CHUNK * CHUNK, whole);
-    if (size > whole || !populate(ring, part + *room, wanted - *room))
+    if (size > whole)
         return false;
+    for (int copy = 0; copy < copies; copy++)
+        if (!populate(ring, part + (uint64_t)copy * whole + *room, wanted - *room))
+            return false;
     *room = wanted;
     return true;
 }
@@ -139,13 +144,13 @@ static bool extend(ns_ring *ring, uint64_t part, uint64_t whole, uint64_t *room,
 bool ns_room_strings(ns_ring *ring, uint64_t size)
 {
     const ns_geometry *g = &ring->geometry;
-    return extend(ring, g->strings, g->strings_size, &ring->strings_room, size);
+    return extend(ring, g->strings, g->strings_size, &ring->strings_room, size, 2);
 }
 
 bool ns_room_heap(ns_ring *ring, uint64_t size)
 {
     const ns_geometry *g = &ring->geometry;
-    return extend(ring, g->heap, g->heap_size, &ring->heap_room, size);
+    return extend(ring, g->heap, g->heap_size, &ring->heap_room, size, 1);
 }
 
 bool ns_room_comm(ns_ring *ring, uint32_t number)

@@ -57,10 +57,9 @@ void ns_forget(ns_dictionary *all)
     all->count = 0;
 }
 
-void ns_overwrite(ns_ring *ring, enum ns_kind kind, const ns_entry *entry, const char *text,
-                  size_t text_length, const char *tail)
+static void store_text(unsigned char *to, enum ns_kind kind, const ns_entry *entry,
+                       const char *text, size_t text_length, const char *tail)
 {
-    unsigned char *to = ring->file + ring->geometry.strings + entry->offset;
     unsigned char *data = to + NS_TEXT_HEAD;
     size_t tail_length = strlen(tail);
     memcpy(data, text, text_length);
@@ -70,6 +69,15 @@ void ns_overwrite(ns_ring *ring, enum ns_kind kind, const ns_entry *entry, const
     uint32_t start = (uint32_t)kind << 24 ^ (entry->number & 0xFFFFFF);
     ns_put32(to, entry->length | (uint32_t)kind << 24);
     ns_put32(to + 4, ns_crc32(start, data, entry->length));
+}
+
+/* Store a text twice: the reader of a damaged one takes the other. */
+void ns_overwrite(ns_ring *ring, enum ns_kind kind, const ns_entry *entry, const char *text,
+                  size_t text_length, const char *tail)
+{
+    unsigned char *to = ring->file + ring->geometry.strings + entry->offset;
+    store_text(to + ring->geometry.strings_size, kind, entry, text, text_length, tail);
+    store_text(to, kind, entry, text, text_length, tail);
 }
 
 bool ns_append(ns_ring *ring, enum ns_kind kind, const char *text, size_t text_length,

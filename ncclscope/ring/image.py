@@ -458,6 +458,9 @@ class RingImage:
                 f"this version of ncclscope reads versions 1 to {layout.VERSIONS[-1]}",
             )
         checked = version == layout.VERSION
+        if not checked and any(header[layout.OLD_HEADER.size : layout.WORDS]):
+            # One bit makes version 2 of 3, of which nothing would be checked then.
+            raise DamagedFileError(f"{self.path} is damaged", "its header does not fit its version")
         if checked:
             self.clock = self._read_checked(header, sizes)
         else:

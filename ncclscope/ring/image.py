@@ -299,11 +299,15 @@ class RingImage:
         """Return the interned texts by kind; a text that fails its checksum is empty."""
         used = min(self.word(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
         texts: dict[int, list[str]] = {}
+        geometry, copies = self.geometry, (b"", b"")
         for attempt in range(_ATTEMPTS):
+            before = copies
+            copies = self.read_copies(geometry.strings, geometry.strings_size, used)
+            if attempt and copies == before:
+                self.damage.add("texts")
+                break
             texts = {}
             is_damaged = False
-            geometry = self.geometry
-            copies = self.read_copies(geometry.strings, geometry.strings_size, used)
             for kind, text, is_whole, *_ in entries.read(*copies, checked=geometry.checked):
                 found = text.decode("utf-8", "replace") if is_whole else ""
                 texts.setdefault(kind, []).append(found)

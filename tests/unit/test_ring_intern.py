@@ -170,6 +170,8 @@ def test_without_room_for_a_communicator_its_calls_are_recorded_as_those_of_none
     number = 0
     while tracer.ring._interner.text(layout.KIND_ACTIVITY, f"{number:0400d}"):
         number += 1
+    while tracer.ring._interner.text(layout.KIND_ACTIVITY, f"{number:x}"):
+        number += 1
     another = tracer.communicator("another")
     fill(tracer, another, 1, 20)
     fill(tracer, comm, 20, 30)

@@ -98,11 +98,13 @@ def forge_record(dice: random.Random, base: BaseInput) -> Input:
         place = int(dice.choice(used.tolist()))
         field = dice.choice([field for field in RECORD_DTYPE.names or () if field != "end"])
         value = dice.choice((*SPECIAL, int(np.ravel(records[place][field])[0]) + 1, 2, 3))
-        if field == "state":
+        if field == "state" and geometry.checked:
             value = dice.choice(layout.STATES)
         kind = RECORD_DTYPE[field].base
         records[place][field] = np.array(value % (1 << 8 * kind.itemsize), np.uint64).astype(kind)
-        records[place]["end"] = records[place]["begin"] & np.uint64(0xFFFFFFFF)
-        seal_record(data, geometry.records + place * RECORD_DTYPE.itemsize)
+        records[place]["end"] = records[place]["begin"]
+        if geometry.checked:
+            records[place]["end"] &= np.uint64(0xFFFFFFFF)
+            seal_record(data, geometry.records + place * RECORD_DTYPE.itemsize)
         fields.append(field)
     return edit(name, base, f"forged {' '.join(fields)}", bytes(data), forged=True)

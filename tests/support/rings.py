@@ -93,9 +93,13 @@ def running(numbers: range) -> int:
 
 
 def geometry_of(data: bytes | bytearray) -> layout.Geometry:
-    """Return where the parts of a ring of version 3 are, given its bytes."""
-    sizes = layout.HEADER.unpack_from(data)[3:]
-    return layout.Geometry(*sizes[:-1])
+    """Return where the parts of a ring are, given its bytes."""
+    _, version, _, *sizes = layout.OLD_HEADER.unpack_from(data)
+    if version == layout.VERSION:
+        return layout.Geometry(*layout.HEADER.unpack_from(data)[3:-1])
+    places = (layout.OLD_GRAPHS_SIZE, layout.OLD_DEVICE_SIZE)
+    more = (int.from_bytes(data[place : place + 8], "little") for place in places)
+    return layout.Geometry(*sizes, layout.OLD_COMMS, *more, checked=False)
 
 
 def _places(offset: int, value: int) -> list[tuple[int, bytes]]:

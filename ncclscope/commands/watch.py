@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ncclscope import settings
 from ncclscope.commands import options
 from ncclscope.errors import NothingFoundError, UsageError
+from ncclscope.launch.signals import disregard_others
 from ncclscope.model.text import plural
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class WatchCommand:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, _end)
+        if arguments.while_pid is not None:
+            disregard_others()
         with _remote_rings(arguments) as remote, _metrics(arguments) as metrics:
             gpus = GpuLoad() if remote is None else None
             watcher = Watcher(*directories, stall=arguments.stall, rings=remote, gpus=gpus)

@@ -42,7 +42,7 @@ ARROWS = {
     "export": "readers analysis model",
     "agents": "",
     "render": "doctor watch parity readers analysis model",
-    "commands": "agents collect remote lab parity export render attach watch doctor analysis "
+    "commands": "agents collect remote lab parity export render attach watch doctor analysis launch "
     "readers tracing ring native model",
 }
 """The rooms, from the ground up, and those that each may import."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -104,7 +105,11 @@ class Job:
     def wait_until_ready(self, count: int = 1) -> int:
         """Wait until so many processes list signals, and return the pid of the last."""
         eventually(lambda: self.starts() >= count)
-        return int([line for line in self.lines() if line.startswith("ready")][-1].split()[1])
+        return self.pids()[-1]
+
+    def pids(self) -> list[int]:
+        """Return the pids of all processes that list signals."""
+        return [int(line.split()[1]) for line in self.lines() if line.startswith("ready")]
 
     def received(self) -> list[int]:
         return [int(line) for line in self.lines() if not line.startswith("ready")]
@@ -123,24 +128,18 @@ class Job:
         """Let the program end with status 9 at the next signal that it lists."""
         self._log.with_name("signals.last").touch()
 
-    def pid(self) -> int:
-        """Return the pid of the program that reported last."""
-        return self.wait_until_ready()
-
     def finish(self, number: int) -> None:
         """End the program, which must not have received any other signal until then."""
         self.last()
-        os.kill(self.pid(), number)
+        os.kill(self.pids()[-1], number)
         assert self.next_signal() == number
         assert self.rest() == []
 
     def end(self) -> None:
-        """Kill the program, if it is still there."""
-        if self.starts():
-            try:
-                os.kill(self.pid(), signal.SIGKILL)
-            except ProcessLookupError:
-                return
+        """Kill what is left of it."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @staticmethod
     def parent_of(pid: int) -> int:

@@ -51,8 +51,9 @@ On a terminal watch shows a live view; ? lists its keys.
 marks before a rank or a communicator:
 {marks}
 
-exit status: 1 a divergence or a hang was found, 0 otherwise, 2 usage or unreadable input; with
-             --once as of `ncclscope diagnose`
+exit status: after q, and with --until-divergence: 1 a divergence or a hang is shown, 0 none is;
+             130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP; 2 usage or unreadable input;
+             with --once as of `ncclscope diagnose`
 """
 
 

@@ -23,12 +23,14 @@ USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
 
 @contextlib.contextmanager
-def running(job: Job, *prefix: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    job: Job, *prefix: str, lead: Callable[[], object] = os.setsid
+) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [*prefix, *job.command],
         env=environment(),
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        preexec_fn=lead,
     )
     try:
         job.wait_until_ready()
@@ -107,6 +109,31 @@ def test_program_that_is_stopped_alone_stops_run_until_it_goes_on(job: Job) -> N
             eventually(lambda: is_stopped(process.pid))
             os.kill(program, signal.SIGCONT)
             eventually(lambda: not is_stopped(process.pid))
+        job.finish(USR1)
+        assert process.wait(30) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stop", "rests"), [(signal.SIGTSTP, True), (signal.SIGSTOP, False)], ids=["asked", "forced"]
+)
+def test_watching_process_rests_while_the_job_is_suspended(
+    tmp_path: Path, stop: int, rests: bool
+) -> None:
+    """A program that SIGSTOP stopped may be why the others hang, so that is still watched."""
+    job = Job(tmp_path, listener(tmp_path), under_run=True, words=["traced"])
+    job.handles(USR1)
+    with running(job, lead=os.setpgrp) as process:
+        children = psutil.Process(process.pid).children
+        eventually(lambda: any("watch" in one.cmdline() for one in children()))
+        (watch,) = (one.pid for one in children() if "watch" in one.cmdline())
+        os.kill(job.pids()[0], stop)
+        eventually(lambda: is_stopped(process.pid))
+        if rests:
+            eventually(lambda: is_stopped(watch))
+        assert is_stopped(watch) is rests
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: not is_stopped(process.pid) and not is_stopped(watch))
         job.finish(USR1)
         assert process.wait(30) == 9
 

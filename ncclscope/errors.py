@@ -2,6 +2,7 @@
 
 NcclscopeError                 what happened, and a help text that says what to do
 ├── UsageError                 the command line asks for something impossible
+├── ProgramError               the program of ``ncclscope run`` cannot be executed
 ├── InputError                 a file or directory that cannot be read
 │   ├── NothingFoundError      the paths hold no ring, dump or trace
 │   └── DamagedFileError       a file that looks like ours but is not consistent
@@ -25,6 +26,7 @@ __all__ = [
     "LaboratoryError",
     "NcclscopeError",
     "NothingFoundError",
+    "ProgramError",
     "RingError",
     "UsageError",
     "os_reason",
@@ -57,6 +59,20 @@ def os_reason(error: OSError) -> str:
 
 class UsageError(NcclscopeError):
     """The command line asks for something impossible."""
+
+
+class ProgramError(NcclscopeError):
+    """The program of ``ncclscope run`` cannot be executed; the exit status is that of env(1).
+
+    Args:
+        program: Name of the program.
+        reason: Why not.
+        is_found: Whether there is such a file.
+    """
+
+    def __init__(self, program: str, reason: str, *, is_found: bool) -> None:
+        super().__init__(f"cannot run {program}: {reason}")
+        self.exit_status = 126 if is_found else 127
 
 
 class InputError(NcclscopeError):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict
     from ncclscope.lab.launcher import Laboratory
 
+_STATUSES = "exit status: 0 the verdict names the injected fault, 1 it does not, 2 a usage error\n"
 _RECORDED = Program(tp=4, dp=2, seed=0, fault="divergent_dispatch", backend="gloo")
 _RECORDING = Path(lab.__file__).parent / "recording"
 """Traces of such a run, for machines without torch."""
@@ -32,7 +33,7 @@ class DemoCommand:
         """Add the command's arguments to its parser."""
         from ncclscope.lab.plan import BACKENDS
 
-        parser.epilog = f"faults:\n{_faults()}"
+        parser.epilog = f"faults:\n{_faults()}\n\n{_STATUSES}"
         parser.add_argument(
             "--fault",
             metavar="NAME",

@@ -14,6 +14,11 @@ from ncclscope.resources import economy
 if TYPE_CHECKING:
     from ncclscope.model import Run
 
+_EPILOG = """\
+exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input,
+             3 the evidence does not decide
+"""
+
 
 class DiagnoseCommand:
     """Name the rank that diverged from its peers, from rings, dumps and traces on disk."""
@@ -21,6 +26,7 @@ class DiagnoseCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
         self._parser = parser
+        parser.epilog = _EPILOG
         parser.add_argument(
             "paths",
             nargs="*",

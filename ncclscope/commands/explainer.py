@@ -38,6 +38,12 @@ class Explainer:
         self._watched: list[Path] = []
         self._first: bool | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._explained = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the watching process, while it runs."""
+        return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
         """Begin to watch, unless nobody has recorded yet or another process watches already.
@@ -45,36 +51,54 @@ class Explainer:
         Later rings may have found no room where the first are; then begin again, with both places.
         """
         places = self._places()
-        if set(places) <= set(self._watched):
+        if set(places) <= set(self._watched) or not self._is_first():
             return
-        if self._is_first():
-            self.end()
-            self._watched = places
-            with contextlib.suppress(OSError):
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "ncclscope", "watch", *map(str, places)),
-                        *("--explain", "--while-pid", str(os.getpid())),
-                        *("--interval", str(_INTERVAL)),
-                        *self._options,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno(),
-                    # The terminal's Ctrl-C is for the program.
-                    start_new_session=True,
-                    preexec_fn=_take_signals,
-                )
+        if self._process is not None:
+            self._process.terminate()  # :meth:`reap` collects it, and then the next call begins
+            return
+        self._watched = places
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ncclscope", "watch", *map(str, places)),
+                    *("--explain", "--while-pid", str(os.getpid())),
+                    *("--interval", str(_INTERVAL)),
+                    *self._options,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                # The terminal's Ctrl-C is for the program.
+                start_new_session=True,
+            )
+
+    def reap(self) -> None:
+        """Collect the status of the watching process, if it has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            self._explained |= self._process.returncode == 1
+            self._process = None
+
+    def pause(self) -> None:
+        """Stop watching, as the job has been stopped on purpose."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Continue watching."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> bool:
         """End the watching process; return whether it has explained a divergence or hang."""
         if self._process is not None:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)
             try:
                 self._process.wait(_END_SECONDS)  # it may be writing a bundle
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        return self._process is not None and self._process.returncode == 1
+            self.reap()
+        return self._explained
 
     def explain_end(self) -> None:
         """Print the verdict on a program that has failed, if its ranks had diverged or hung."""
@@ -83,7 +107,10 @@ class Explainer:
         command = [sys.executable, "-m", "ncclscope", "diagnose", *map(str, self._places())]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
-                command, capture_output=True, timeout=_DIAGNOSE_SECONDS, check=False
+                command,
+                capture_output=True,
+                timeout=_DIAGNOSE_SECONDS,
+                check=False,
             )
             if done.returncode == 1:
                 sys.stderr.buffer.write(done.stdout)
@@ -101,7 +128,3 @@ class Explainer:
                 except BlockingIOError:
                     self._first = False
         return self._first
-
-
-def _take_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())

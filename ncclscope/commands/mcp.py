@@ -12,6 +12,8 @@ For agents and editors that speak the Model Context Protocol. Give them this com
   {"mcpServers": {"ncclscope": {"command": "ncclscope", "args": ["mcp"]}}}
 
 Tools: diagnose, attach, watch_once, list_rings, explain_kind, report. All but report only read.
+
+exit status: 0 stdin has ended, 2 a usage error, or the package mcp is not installed
 """
 
 

@@ -14,6 +14,7 @@ class PluginPathCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser: it has none."""
         parser.usage = "%(prog)s"
+        parser.epilog = "exit status: 0 the path is printed, 2 the plugin is not installed\n"
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the path and return the exit status."""

@@ -12,14 +12,14 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ncclscope.commands.explainer import Explainer
 from ncclscope.commands.launchers import launcher_name
 from ncclscope.commands.options import add_flag, add_hang_options, add_seconds_option, say
-from ncclscope.errors import UsageError, os_reason
+from ncclscope.errors import ProgramError, UsageError, os_reason
+from ncclscope.launch.signals import end_with, interruptible
+from ncclscope.launch.supervisor import Supervisor
 from ncclscope.model.metadata import LAUNCHER
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
@@ -28,13 +28,16 @@ from ncclscope.ring.place import fallback_of
 from ncclscope.tracing import session
 from ncclscope.tracing.launchers import record_ends
 
-_PASSED_ON = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
-_INTERRUPTED = frozenset(code for one in _PASSED_ON for code in (-one, 128 + one))
 _SHARED_MEMORY = Path("/dev/shm")
 _STALL = 20.0
 _LONGEST = 86_400.0
-_LOOK_SECONDS = 1.0
-"""Seconds between two polls for rings, until there are some."""
+
+_EPILOG = """\
+exit status: that of the program, 128 + n if signal n ended it, 127 if it is not found, 126 if it
+             cannot be executed, 2 a usage error
+
+The program receives each signal that is sent to %(prog)s, and stops and continues with it.
+"""
 
 
 class RunCommand:
@@ -43,6 +46,7 @@ class RunCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
         parser.usage = "%(prog)s [OPTIONS] -- COMMAND ..."
+        parser.epilog = _EPILOG
         parser.add_argument(
             "--dir",
             metavar="DIR",
@@ -79,7 +83,7 @@ class RunCommand:
         if not command:
             raise UsageError("no command to run", "give one after --, as in: run -- torchrun ...")
         if shutil.which(command[0]) is None:
-            raise UsageError(f"cannot run {command[0]}: {_why_not(command[0])}")
+            raise _missing(command[0])
         options = _watch_options(arguments)
         directory = _made(arguments.dir) if arguments.dir else _default_directory()
         rings = _NewRings(directory)
@@ -89,25 +93,34 @@ class RunCommand:
         explainer = None if arguments.no_explain else Explainer(directory, options, rings.places)
         environment = _environment(directory)
         try:
-            ended = _supervise(command, environment, explainer)
-        finally:
-            explained = explainer is not None and explainer.end()
+            supervisor = Supervisor(command, environment, explainer)
+        except OSError as error:
+            reason, missing = os_reason(error), error.errno == errno.ENOENT
+            raise ProgramError(command[0], reason, is_found=not missing) from error
+        ended = supervisor.wait()
         status = ended.status if ended.status >= 0 else 128 - ended.status
-        if written := rings.count():
-            if status and not (ended.interrupted or explained):
-                run = environment["NCCLSCOPE_RUN"]
-                record_ends(rings.places()[0], LAUNCHER, {ended.pid: ended.status}, run=run)
-            if explainer is not None and status and not explained:
-                explainer.explain_end()
-            say(f"{written} ring{'s' * (written > 1)} written")
-            say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
-        else:
-            say("no ring was written: no Python process made a process group of two or more")
+        with contextlib.suppress(KeyboardInterrupt), interruptible():
+            explained = explainer is not None and explainer.end()
+            if written := rings.count():
+                if status and not (ended.interrupted or explained):
+                    run = environment["NCCLSCOPE_RUN"]
+                    record_ends(rings.places()[0], LAUNCHER, {ended.pid: ended.status}, run=run)
+                if explainer is not None and status and not explained:
+                    explainer.explain_end()
+                say(f"{written} ring{'s' * (written > 1)} written")
+                say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
+            else:
+                say("no ring was written: no Python process made a process group of two or more")
+        if ended.by_terminal and ended.status == -signal.SIGINT:
+            end_with(signal.SIGINT)  # else a loop of a shell would go on after Ctrl-C
         return status
 
 
-def _why_not(program: str) -> str:
-    return "permission denied" if os.path.exists(program) else "no such file or directory"
+def _missing(program: str) -> ProgramError:
+    folders = [""] if os.sep in program else os.get_exec_path()
+    if any(os.path.exists(os.path.join(folder, program)) for folder in folders):
+        return ProgramError(program, "permission denied", is_found=True)
+    return ProgramError(program, "no such file or directory", is_found=False)
 
 
 def _made(name: str) -> Path:
@@ -212,53 +225,3 @@ def _ring_names(directory: Path) -> set[str]:
         names = (name.removesuffix(layout.MOVED_SUFFIX) for name in os.listdir(directory))
         return {name for name in names if name.endswith(layout.SUFFIX)}
     return set()
-
-
-class _Ended(NamedTuple):
-    """How a program ended.
-
-    Attributes:
-        pid: Its process id.
-        status: Its exit status; negative for a signal.
-        interrupted: Whether somebody ended it by a signal, which it need not have died of.
-    """
-
-    pid: int
-    status: int
-    interrupted: bool
-
-
-def _supervise(
-    command: Sequence[str], environment: dict[str, str], explainer: Explainer | None
-) -> _Ended:
-    """Run a program, pass signals on to it, and return how it ended.
-
-    Block the signals and wait for them, because only ``sigwaitinfo`` reports their sender: the
-    terminal sends Ctrl-C to the program as well, which must not receive it twice.
-    """
-    awaited = _PASSED_ON | {signal.SIGCHLD}
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    try:
-        try:
-            pid = os.posix_spawnp(command[0], list(command), environment, setsigmask=previous)
-        except OSError as error:
-            raise UsageError(f"cannot run {command[0]}: {os_reason(error)}") from error
-        interrupted = False
-        while True:
-            received = signal.sigtimedwait(awaited, _LOOK_SECONDS)
-            if received is None:
-                if explainer is not None:
-                    explainer.begin()
-            elif received.si_signo == signal.SIGCHLD:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    code = os.waitstatus_to_exitcode(status)
-                    # A signal to the whole job may reach it first.
-                    interrupted |= code in _INTERRUPTED or bool(signal.sigpending() & _PASSED_ON)
-                    return _Ended(pid, code, interrupted)
-            else:
-                interrupted = True
-                if received.si_pid:  # sent by a process, not by the terminal
-                    os.kill(pid, received.si_signo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

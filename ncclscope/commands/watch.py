@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ncclscope import settings
 from ncclscope.commands import options
 from ncclscope.errors import NothingFoundError, UsageError
+from ncclscope.launch.signals import disregard_others
 from ncclscope.model.text import plural
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ On a terminal watch shows a live view; ? lists its keys.
 marks before a rank or a communicator:
 {marks}
 
-exit status: 1 a divergence or a hang was found, 0 otherwise, 2 usage or unreadable input; with
-             --once as of `ncclscope diagnose`
+exit status: after q, and with --until-divergence: 1 a divergence or a hang is shown, 0 none is;
+             130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP; 2 usage or unreadable input;
+             with --once as of `ncclscope diagnose`
 """
 
 
@@ -142,6 +144,8 @@ class WatchCommand:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, _end)
+        if arguments.while_pid is not None:
+            disregard_others()
         with _remote_rings(arguments) as remote, _metrics(arguments) as metrics:
             gpus = GpuLoad() if remote is None else None
             watcher = Watcher(*directories, stall=arguments.stall, rings=remote, gpus=gpus)

@@ -10,7 +10,6 @@ This is the public interface, which the probes use, too::
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -31,6 +30,7 @@ from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
+from ncclscope.tracing.background import BackgroundThread
 from ncclscope.tracing.comm import Comm, Comms, NamelessTemplate, Template, describe, keep
 from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.host import CallGuard
@@ -83,7 +83,6 @@ class Tracer:
         self.world_size = world_size
         self._comms = Comms(self.ring, self._without_room)
         self._lock = threading.RLock()
-        self._stop = threading.Event()
         self._closed = False
         self.post = self.ring.post
         """:meth:`RingWriter.post`, bound once, for the probes."""
@@ -99,16 +98,9 @@ class Tracer:
             self.post, self.watched = self._guard.post, self._guard.replayed
         else:
             self._record_natively()
+        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, self.ring)
         if heartbeat:
-            thread = threading.Thread(
-                target=_keep_heartbeat,
-                args=(self.ring, self._stop),
-                name="ncclscope-beat",
-                daemon=True,
-            )
-            # A process at its limit of threads, or during shutdown, cannot start one.
-            with contextlib.suppress(RuntimeError):
-                thread.start()
+            self._heartbeat.start()
         _tracers.add(self)
         _end_with_multiprocessing()
 
@@ -374,13 +366,13 @@ class Tracer:
 
     def close(self) -> None:
         """Record a normal exit. Recording still works afterwards."""
-        self._stop.set()
+        self._heartbeat.stop()
         self.ring.finish()
         self._closed = True
 
     def detach(self) -> None:
         """Stop writing to the ring without changing it, in the child after a fork."""
-        self._stop = threading.Event()
+        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, self.ring)
         self._lock = threading.RLock()
         self.graphs.detach()
         self.device = None
@@ -402,7 +394,7 @@ _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
 """All tracers with a mapped file; a closed one still records."""
 
 
-def _keep_heartbeat(ring: RingWriter, stop: threading.Event) -> None:
+def _keep_heartbeat(stop: threading.Event, ring: RingWriter) -> None:
     while not stop.wait(HEARTBEAT_SECONDS):
         ring.store_heartbeat()
 

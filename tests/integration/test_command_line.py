@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.__main__ import main
+from ncclscope.__main__ import command_parsers, main
 from tests.support import fork_server
 from tests.support.cluster import Cluster
+from tests.support.programs import ROOT
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 
@@ -141,6 +142,14 @@ def test_help_lists_the_commands() -> None:
     assert done.returncode == 0
     for command in ("demo", "run", "diagnose"):
         assert f"  {command}" in done.stdout
+
+
+def test_help_of_each_command_and_the_contract_have_its_exit_statuses() -> None:
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    statuses = page.partition("## Exit status")[2].partition("\n## ")[0]
+    commands = command_parsers()[1]
+    assert [name for name in commands if "exit status: " not in str(commands[name].epilog)] == []
+    assert [name for name in commands if f"`{name}`" not in statuses] == []
 
 
 def test_the_command_line_needs_no_torch(rings: Path) -> None:

@@ -178,19 +178,21 @@ def test_exit_status_is_that_of_the_program(rings: Path, ending: str, status: in
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    ("command", "reason", "status"),
     [
-        (["no-such-program-anywhere"], "cannot run no-such-program-anywhere: no such file"),
-        (["/dev/null"], "cannot run /dev/null: permission denied"),
-        ([], "no command to run"),
+        (["no-such-program-anywhere"], "cannot run no-such-program-anywhere: no such file", 127),
+        (["./no-such-program"], "cannot run ./no-such-program: no such file", 127),
+        (["/dev/null"], "cannot run /dev/null: permission denied", 126),
+        (["/tmp"], "cannot run /tmp: permission denied", 126),
+        ([], "no command to run", 2),
     ],
 )
 def test_command_that_cannot_run_is_reported_in_a_line(
-    rings: Path, command: list[str], reason: str
+    rings: Path, command: list[str], reason: str, status: int
 ) -> None:
     completed = run(rings, *command)
 
-    assert completed.returncode == 2
+    assert completed.returncode == status
     last = completed.stderr.splitlines()[-1]
     assert reason in last
     assert "Traceback" not in completed.stderr

@@ -42,8 +42,8 @@ ARROWS = {
     "export": "readers analysis model",
     "agents": "",
     "render": "doctor watch parity readers analysis model",
-    "commands": "agents collect remote lab parity export render attach watch doctor analysis "
-    "readers tracing ring native model",
+    "commands": "agents collect remote lab parity export render attach watch doctor launch "
+    "analysis readers tracing ring native model",
 }
 """The rooms, from the ground up, and those that each may import."""
 ENTRANCES = {"__init__", "__main__", "crash", "logs", "pytest_plugin", "sources"}

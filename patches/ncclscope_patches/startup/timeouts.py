@@ -11,12 +11,12 @@ import fcntl
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 from ncclscope import settings
 from ncclscope.dump_files import dump_files, stamp
 from ncclscope.explanation import explain, explain_to
+from ncclscope.tracing.background import BackgroundThread
 from ncclscope_patches.probes.probe import Note
 
 _HOOK = 0x6E63636C
@@ -59,9 +59,7 @@ class AbortHook(Note):
                 self._watching = os.getpid()
                 # The first group that a process makes is that of all ranks.
                 rank = module.get_rank() if module.is_initialized() else group.rank()
-                threading.Thread(
-                    target=self._wait_for_dump, args=(rank,), name="ncclscope-dump", daemon=True
-                ).start()
+                BackgroundThread("ncclscope-dump", self._wait_for_dump, rank).start()
 
         # The probe of torch.distributed may have replaced it, too: both are called.
         helper = module._new_process_group_helper
@@ -76,11 +74,10 @@ class AbortHook(Note):
                 text = explain(where, seconds=_ABORT_SECONDS).text
                 os.write(_stderr(), text.encode("utf-8", "replace"))
 
-    def _wait_for_dump(self, rank: int) -> None:
+    def _wait_for_dump(self, stop: threading.Event, rank: int) -> None:
         # After a dump the watchdog gives other ranks up to 60 s for theirs.
         before = {file: stamp(file) for file in dump_files(os.environ, rank)}
-        while self.active:
-            time.sleep(_DUMP_INTERVAL)
+        while self.active and not stop.wait(_DUMP_INTERVAL):
             for file, old in before.items():
                 new = stamp(file)
                 if new and new != old:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import UsageError
 from ncclscope.stamp import stamped
+from ncclscope.untrusted import printable
 
 if TYPE_CHECKING:
     from ncclscope.collect.programs import ProgramNode
@@ -37,7 +38,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 def say(text: str) -> None:
     """Print a message on stderr, if that is open: a result matters more than a message."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"ncclscope: {text}", file=sys.stderr, flush=True)
+        print(f"ncclscope: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def add_seconds_option(

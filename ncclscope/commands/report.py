@@ -6,7 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from ncclscope.commands.options import add_flag, add_json_option, add_stall_options, print_json
+from ncclscope.commands.options import (
+    add_flag,
+    add_json_option,
+    add_stall_options,
+    print_json,
+    say,
+)
 from ncclscope.errors import UsageError, os_reason
 from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
@@ -84,7 +90,7 @@ class ReportCommand:
             print_json({"status": verdict.status, "summary": verdict.summary, **written})
         else:
             size = f"{len(data) >> 10} KB{', replaces a report' if replaces else ''}"
-            print(f"ncclscope: {verdict.status}, see {target} ({size})", file=sys.stderr)
+            say(f"{verdict.status}, see {target} ({size})")
         return verdict.exit_status
 
 

@@ -35,7 +35,7 @@ from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
 from ncclscope.ring.place import fallback_of, moved_text
-from ncclscope.untrusted import MAX_RANKS, open_regular, printable
+from ncclscope.untrusted import MAX_RANKS, check_kind, open_regular, printable
 
 __all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
 
@@ -70,6 +70,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     files = without_long_over(list(input_files(paths, notes)), notes)
     for path in steps("reading", files):
         try:
+            check_kind(path)
             if is_snapshot(path):
                 snapshots.append(replace(read_snapshot(path), node=nodes.of(path)))
                 continue
@@ -198,7 +199,12 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
         if not stat.S_ISDIR(kind):
             yield path
             continue
-        for folder, _, names in os.walk(path, onerror=refuse):
+        for folder, folders, names in os.walk(path, onerror=refuse):
+            notes += [
+                printable(f"{Path(folder, name)} is no ring: a directory")
+                for name in sorted(folders)
+                if name.endswith(layout.SUFFIX)
+            ]
             for name in sorted(names):
                 found = Path(folder, name)
                 if name.endswith(layout.MOVED_SUFFIX):

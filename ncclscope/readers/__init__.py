@@ -25,7 +25,7 @@ from ncclscope.readers.launchers import restarts, with_ends
 from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.members import join_processes, with_members
 from ncclscope.readers.nested import separate_nested
-from ncclscope.readers.nodes import Nodes
+from ncclscope.readers.nodes import CUT_SUFFIX, Nodes
 from ncclscope.readers.partitions import with_parts
 from ncclscope.readers.registry import reader_of
 from ncclscope.readers.replicas import number_rest, separate_replicas, span
@@ -71,6 +71,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     for path in steps("reading", files):
         try:
             check_kind(path)
+            if path.name.endswith(CUT_SUFFIX):
+                raise DamagedFileError(f"{path.with_suffix('')} is not read: cut in transfer")
             if is_snapshot(path):
                 snapshots.append(replace(read_snapshot(path), node=nodes.of(path)))
                 continue
@@ -210,7 +212,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
                 if name.endswith(layout.MOVED_SUFFIX):
                     yield from follow_pointer(found)
                 elif (
-                    name.endswith(layout.SUFFIX)
+                    name.endswith((layout.SUFFIX, CUT_SUFFIX))
                     or is_snapshot(found)
                     or is_trace(found)
                     or is_dump(found)

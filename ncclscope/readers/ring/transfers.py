@@ -36,7 +36,8 @@ def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
 
 
 def _printable(transfer: Transfer) -> Transfer:
-    return replace(transfer, **{name: printable(getattr(transfer, name)) for name in _TEXTS})
+    texts: dict[str, Any] = {name: printable(getattr(transfer, name)) for name in _TEXTS}
+    return replace(transfer, **texts)
 
 
 def lost_transfers(ring: RingImage) -> list[dict[str, Any]]:

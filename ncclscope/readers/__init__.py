@@ -30,6 +30,7 @@ from ncclscope.readers.partitions import with_parts
 from ncclscope.readers.registry import reader_of
 from ncclscope.readers.replicas import number_rest, separate_replicas, span
 from ncclscope.readers.ring.crowd import without_long_over
+from ncclscope.readers.ring.packed import RING_SUFFIX, read_packed_ring
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.resources import without_collection
@@ -82,10 +83,11 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 empty.append(path)
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                rank = nodes.annotate(reader(path)) if reader is read_ring else reader(path)
+                is_ring = reader in (read_ring, read_packed_ring)
+                rank = nodes.annotate(reader(path)) if is_ring else reader(path)
                 ranks.append(replace(rank, source=printable(rank.source)))
                 # Without its metadata, a ring may be that of any rank.
-                refused += reader is read_ring and rank.rank < 0 and not rank.pid
+                refused += is_ring and rank.rank < 0 and not rank.pid
         except NoDumpError as error:
             if path in given_paths:
                 notes.append(printable(str(error)))
@@ -104,7 +106,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             raise InputError(notes[0], "nothing else was found")
         what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(f"{', '.join(given)}: {what} found", _advice(given_paths))
-    hollow = [path for path in empty if path.name.endswith(layout.SUFFIX)]
+    hollow = [path for path in empty if path.name.endswith((layout.SUFFIX, RING_SUFFIX))]
     notes += [printable(f"{path} is empty") for path in hollow]
     refused += len(hollow)
     run = assemble(ranks, notes=notes, sources=given)
@@ -212,7 +214,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
                 if name.endswith(layout.MOVED_SUFFIX):
                     yield from follow_pointer(found)
                 elif (
-                    name.endswith((layout.SUFFIX, CUT_SUFFIX))
+                    name.endswith((layout.SUFFIX, RING_SUFFIX, CUT_SUFFIX))
                     or is_snapshot(found)
                     or is_trace(found)
                     or is_dump(found)
@@ -224,6 +226,8 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
 def _reader(path: Path) -> Callable[[Path], Rank]:
     if other := reader_of(path):
         return other.read
+    if path.name.endswith(RING_SUFFIX):
+        return read_packed_ring
     return read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
 
 

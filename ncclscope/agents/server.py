@@ -44,7 +44,7 @@ def diagnose(paths: list[str], detail: bool = False) -> dict[str, Any]:
         paths: Ring directories, bundles of attach or collect, Flight Recorder dumps, JSON Lines.
         detail: Return the whole document.
     """
-    return ask("diagnose", paths=paths, detail=detail)
+    return ask("diagnose", ["--unread"], paths, detail=detail)
 
 
 def attach(pids: list[int] | None = None, detail: bool = False) -> dict[str, Any]:
@@ -76,7 +76,8 @@ def report(paths: list[str], output: str) -> dict[str, Any]:
     """
     if not output or output == "-":
         return {"error": "name the file to write", "next": []}
-    answer = ask("report", [f"--output={os.path.abspath(output)}"], paths, detail=True)
+    options = ["--unread", f"--output={os.path.abspath(output)}"]
+    answer = ask("report", options, paths, detail=True)
     return {name: bounded(part) if name == "data" else part for name, part in answer.items()}
 
 

@@ -10,6 +10,8 @@ from ncclscope.commands.options import (
     add_flag,
     add_json_option,
     add_stall_options,
+    add_unread_option,
+    mark_read,
     print_json,
     say,
 )
@@ -48,6 +50,7 @@ class ReportCommand:
         )
         add_flag(parser, "--redact", "Leave out folders, command lines and environments")
         add_json_option(parser, "file's name and the status")
+        add_unread_option(parser)
         add_stall_options(parser)
 
     @economy()
@@ -78,6 +81,7 @@ class ReportCommand:
             page = render_html(verdict, redacted=arguments.redact)
         if target is None:
             sys.stdout.buffer.write(page.encode("utf-8"))
+            mark_read(arguments)
             return verdict.exit_status
         data = page.encode("utf-8")
         replaces = target.exists()
@@ -91,6 +95,7 @@ class ReportCommand:
         else:
             size = f"{len(data) >> 10} KB{', replaces a report' if replaces else ''}"
             say(f"{verdict.status}, see {target} ({size})")
+        mark_read(arguments)
         return verdict.exit_status
 
 

@@ -40,10 +40,11 @@ ARROWS = {
     "lab": "launch tracing ring",
     "parity": "attach launch readers analysis ring model",
     "export": "readers analysis model",
+    "store": "readers ring",
     "agents": "",
     "render": "doctor watch parity readers analysis model",
-    "commands": "agents collect remote lab parity export render attach watch doctor analysis "
-    "readers tracing ring native model",
+    "commands": "agents collect remote lab parity export store render attach watch doctor "
+    "analysis readers tracing ring native model",
 }
 """The rooms, from the ground up, and those that each may import."""
 ENTRANCES = {"__init__", "__main__", "crash", "logs", "pytest_plugin", "sources"}

@@ -7,7 +7,6 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -81,14 +80,16 @@ class Entry:
         return State.READ if read > 0 and read >= alarm else State.ALARM
 
 
-def entries() -> Iterator[Entry]:
-    """Yield what this user has in the default places."""
+def entries() -> list[Entry]:
+    """Return what this user has in the default places, oldest first."""
+    found = []
     for base in bases():
-        for name in _folders(base, (home_name(),)):
-            if name != BUNDLES:
-                yield _entry(base, (home_name(), name))
-        for name in _folders(base, (home_name(), BUNDLES)):
-            yield _entry(base, (home_name(), BUNDLES, name))
+        rings = [(home_name(), name) for name in _folders(base, (home_name(),)) if name != BUNDLES]
+        above = (home_name(), BUNDLES)
+        for parts in (*rings, *((*above, name) for name in _folders(base, above))):
+            with contextlib.suppress(FileNotFoundError):  # its run has just removed it
+                found.append(_entry(base, parts))
+    return sorted(found, key=lambda entry: entry.changed)
 
 
 def mark(path: Path, name: str) -> None:
@@ -185,11 +186,13 @@ def _folders(base: Path, parts: tuple[str, ...]) -> list[str]:
 
 
 def _entry(base: Path, parts: tuple[str, ...]) -> Entry:
-    size, changed = 0, 0.0
+    size, times = 0, []
     for folder, _, names in os.walk(base.joinpath(*parts)):
-        for path in (folder, *(os.path.join(folder, name) for name in names)):
+        for name in names:
             with contextlib.suppress(OSError):
-                found = os.lstat(path)
+                found = os.lstat(os.path.join(folder, name))
                 size += found.st_blocks * 512
-                changed = max(changed, found.st_mtime)
+                if name != READ:
+                    times.append(found.st_mtime)
+    changed = max(times) if times else base.joinpath(*parts).lstat().st_mtime
     return Entry(base, parts, size, changed)

@@ -92,3 +92,11 @@ class Home(contextlib.AbstractContextManager["Home"]):
                 os.rmdir(BUNDLES, dir_fd=self._folder)
             os.rmdir(self.path)
         os.close(self._folder)
+
+
+def remove_empty_homes() -> None:
+    """Remove this user's directories in the default places if nothing is in them."""
+    for base in bases():
+        if (base / home_name()).is_dir():
+            with contextlib.suppress(OSError), Home(base):
+                pass

@@ -11,6 +11,7 @@ from typing import Any
 from ncclscope.errors import os_reason
 from ncclscope.settings import variable
 from ncclscope.store.entry import Entry, State, entries
+from ncclscope.store.home import remove_empty_homes
 from ncclscope.store.removal import remove
 
 _LIMIT_MB = 1024
@@ -59,10 +60,12 @@ def prune(older: float = 0.0, *, alarms: bool = False, dry_run: bool = False) ->
         The outcome for each entry, oldest first.
     """
     now = time.time()
-    return [
+    outcomes = [
         _outcome(entry, now - entry.changed < older, alarms=alarms, dry_run=dry_run)
-        for entry in sorted(entries(), key=lambda entry: entry.changed)
+        for entry in entries()
     ]
+    remove_empty_homes()
+    return outcomes
 
 
 def _outcome(entry: Entry, is_young: bool, *, alarms: bool, dry_run: bool) -> Outcome:
@@ -85,7 +88,7 @@ def keep_within_limit(say: Callable[[str], None]) -> None:
     Args:
         say: Receives a sentence about each place that still holds too much.
     """
-    found = sorted(entries(), key=lambda entry: entry.changed)
+    found = entries()
     for base in {entry.base: None for entry in found}:
         own = [entry for entry in found if entry.base == base]
         excess = sum(entry.size for entry in own) - _limit(str(base), say)

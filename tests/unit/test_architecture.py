@@ -30,7 +30,8 @@ ARROWS = {
     "analysis": "model",
     "analyzers": "analysis model",
     "patches": "tracing ring native model",
-    "guard": "tracing readers analysis ring model",
+    "store": "readers ring",
+    "guard": "store tracing readers analysis ring model",
     "launch": "tracing ring",
     "attach": "readers analysis ring model",
     "watch": "attach readers analysis ring model",
@@ -40,7 +41,6 @@ ARROWS = {
     "lab": "launch tracing ring",
     "parity": "attach launch readers analysis ring model",
     "export": "readers analysis model",
-    "store": "readers ring",
     "agents": "",
     "render": "doctor watch parity readers analysis model",
     "commands": "agents collect remote lab parity export store render attach watch doctor "

@@ -25,8 +25,8 @@ NOTICE = (
 )
 
 _VERDICT = (
-    *("kind", "diverging_ranks", "candidates", "confidence", "comm", "seq", "odd", "peers"),
-    *("site", "other_comm", "cycle", "awaited", "transfer", "evidence", "summary"),
+    *("kind", "diverging_ranks", "candidate_ranks", "confidence", "comm", "seq", "odd", "peers"),
+    *("at", "awaited", "transfer", "evidence", "inferred", "summary"),
 )
 _TEXT = 400
 _ITEMS = 12
@@ -129,7 +129,9 @@ def _next_questions(document: Mapping[str, Any], *, detail: bool) -> list[str]:
     questions = [_AFTER[status]] if isinstance(status, str) and status in _AFTER else []
     if isinstance(kind, str) and kind.isidentifier() and len(kind) < 40:
         questions.append(f"Call explain_kind({kind!r}) for its meaning and usual causes.")
-        questions.append("Open the source at verdict.site and compare it with the peers' call.")
+        questions.append(
+            "Open the source at verdict.odd.site, and compare it with verdict.peers.site."
+        )
     if not detail:
         questions.append("Repeat with detail=true for the whole document (schema: docs/json.md).")
     return questions

@@ -10,8 +10,8 @@ a size, so a file that can no longer be read is filled up with zeros. The receiv
 again and renames the file to ``NAME.cut``: its readers then say that it is not read. A file that
 arrives without its statement, since the stream broke off, is dropped.
 
-An almost empty ring is mostly zeros. gzip shrinks them by a factor of 1000, and unpacking turns
-them into holes of a sparse file again.
+An almost empty ring is mostly zeros. gzip shrinks them by a factor of 200, and unpacking turns them
+into holes of a sparse file again.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ def decode(
 
 def _printable(call: Call) -> Call:
     """Return a call with printable names; only now, since its signature covers the given ones."""
-    if all(one is None or one.isprintable() for one in (call.op, call.dtype, call.redop)):
+    names = f"{call.op} {call.dtype} {call.redop}"
+    if printable(names) == names:
         return call
     op, dtype, redop = printable(call.op), text(call.dtype), text(call.redop)
     return replace(call, op=op, dtype=dtype, redop=redop)

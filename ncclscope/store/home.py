@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,12 +21,16 @@ BUNDLES = "hangs"
 """Name of the directory in a home that holds bundles."""
 _SHARED_MEMORY = Path("/dev/shm")
 _ATTEMPTS = 4
+_RETRY_SECONDS = 0.05
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def bases() -> list[Path]:
     """Return the default places, the preferred one first."""
-    return list(dict.fromkeys((_SHARED_MEMORY, Path(tempfile.gettempdir()))))
+    found = [_SHARED_MEMORY]
+    with contextlib.suppress(FileNotFoundError):  # none can be written to
+        found.append(Path(tempfile.gettempdir()))
+    return list(dict.fromkeys(found))
 
 
 def home_name() -> str:
@@ -78,11 +83,14 @@ class Home(contextlib.AbstractContextManager["Home"]):
             self.path = path
             with contextlib.suppress(FileNotFoundError):
                 self._folder = os.open(path, _FOLDER)
-                fcntl.flock(self._folder, fcntl.LOCK_SH)
-                if os.fstat(self._folder).st_nlink:
-                    return
-                os.close(self._folder)  # the last run of others has just removed it
-        raise OSError(errno.EBUSY, f"{path} is removed again and again")
+                # Do not wait for who removes it: that process may be stopped.
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(self._folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    if os.fstat(self._folder).st_nlink:
+                        return
+                os.close(self._folder)
+            time.sleep(_RETRY_SECONDS)
+        raise OSError(errno.EBUSY, f"{path} is being removed")
 
     def __exit__(self, *_exception: object) -> None:
         """Remove the directory if it is empty and no other process uses it."""

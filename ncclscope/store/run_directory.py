@@ -43,10 +43,12 @@ class DefaultPlaces(contextlib.AbstractContextManager["DefaultPlaces"]):
             keep_within_limit(say)
         for _ in range(_ATTEMPTS):
             directory = make()
-            with contextlib.suppress(FileNotFoundError):  # another task has just removed it
-                # Where nothing can be locked, nothing is removed.
-                with contextlib.suppress(PermissionError):
-                    self._directory = self._stack.enter_context(RunDirectory(directory))
+            try:
+                self._directory = self._stack.enter_context(RunDirectory(directory))
+                break
+            except FileNotFoundError:  # another task has just removed it
+                continue
+            except OSError:  # where no file can be made and locked, nothing is removed
                 break
         return directory
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import tempfile
@@ -331,3 +333,33 @@ def test_a_home_stays_while_another_run_uses_it(shm: Path) -> None:
             pass
         assert (shm / HOME).is_dir()
     assert not (shm / HOME).exists()
+
+
+def test_a_stopped_process_that_removes_a_home_delays_no_run(shm: Path) -> None:
+    (shm / HOME).mkdir(mode=0o700)
+    folder = os.open(shm / HOME, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    began = time.monotonic()
+
+    with DefaultPlaces() as place:
+        record(enter(place, shm))
+        assert place.settle("r", alarm=False, keep=False).startswith("removed")
+
+    assert time.monotonic() - began < 10
+    os.close(folder)
+
+
+def test_where_nothing_can_be_locked_the_rings_stay(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DefaultPlaces() as place:
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", refuse)
+            ring = record(enter(place, shm))
+        assert place.settle("r", alarm=False, keep=False) == ""
+
+    assert ring.exists()
+
+
+def refuse(*_arguments: object) -> None:
+    raise OSError(errno.ENOLCK, "no locks available")

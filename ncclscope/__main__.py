@@ -17,7 +17,7 @@ from ncclscope.untrusted import printable
 
 _COMMANDS = (
     *("demo", "run", "diagnose", "diff", "check", "report", "export", "watch", "attach"),
-    *("collect", "doctor", "mcp", "plugin-path"),
+    *("collect", "prune", "doctor", "mcp", "plugin-path"),
 )
 """Names of commands, in the order of the help; each is a class in a module of that name."""
 
@@ -42,6 +42,7 @@ exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or u
 environment: NCCLSCOPE_DIR (directory of the rings; setting it turns tracing on),
              NCCLSCOPE=0 (turns tracing off),
              NCCLSCOPE_RECORDS (records kept per process, default 65536),
+             NCCLSCOPE_STORE_MB (MB that rings and bundles may take in /dev/shm and in /tmp),
              NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host),
              NCCLSCOPE_DEVICE_PROGRESS=1|entered (count finished calls on the GPU)
 """

@@ -7,6 +7,7 @@ get mode 0600 and new directories 0700. Existing files and directories keep thei
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import shutil
 import tempfile
@@ -15,7 +16,10 @@ from typing import BinaryIO
 
 from ncclscope.untrusted import open_regular
 
+PACKED_SUFFIX = ".gz"
 _SLICE = 1 << 20
+_LEVEL = 1
+"""gzip level: the CPUs belong to the job, and zeros shrink as well at level 1."""
 
 
 def make_private(directory: Path) -> None:
@@ -85,6 +89,21 @@ def copy_private(source: Path, target: Path) -> None:
     # Other users may write to the source's directory: a link could lead to a private file.
     with open(open_regular(source, follow=False), "rb") as given, open_private(target) as copy:
         shutil.copyfileobj(given, copy, _SLICE)
+
+
+def pack_private(source: Path, target: Path) -> None:
+    """Copy a file's contents compressed, which shrinks the holes of a ring to nothing.
+
+    Raises:
+        DamagedFileError: The source is not a regular file.
+        OSError: The source is a link or cannot be read, or the target cannot be written.
+    """
+    with (
+        open(open_regular(source, follow=False), "rb") as given,
+        open_private(target) as copy,
+        gzip.GzipFile("", "wb", _LEVEL, copy, mtime=0) as packed,
+    ):
+        shutil.copyfileobj(given, packed, _SLICE)
 
 
 def private_mode(file: Path) -> int:

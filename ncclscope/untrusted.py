@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ncclscope.errors import DamagedFileError
@@ -19,6 +20,14 @@ MAX_RANKS = 1 << 18
 _LARGEST_COUNT = 1 << 20
 
 _LONGEST_TEXT = 1 << 16
+_DEEPEST = 64
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -53,6 +62,24 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bo
         os.close(descriptor)
         raise
     return descriptor
+
+
+def check_kind(path: Path) -> None:
+    """Refuse what is no regular file, and say what it is; it is not opened.
+
+    Raises:
+        DamagedFileError: It is a directory, a pipe, a socket, a device or a dangling link.
+        OSError: It cannot be examined.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        raise DamagedFileError(f"{path} is no ring: a dangling link") from None
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
+        raise DamagedFileError(f"{path} is no ring: {kind}")
 
 
 def only_writer(status: os.stat_result) -> int | None:
@@ -117,24 +144,43 @@ def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None
 
 
 def printable(value: str) -> str:
-    """Escape control characters, and characters that cannot be encoded, in a text."""
-    if value.isascii() and value.isprintable():
+    """Escape control characters, and characters that cannot be encoded, in a text.
+
+    A CI runner obeys what follows ``##[`` anywhere in a line, so that is escaped, too.
+    """
+    if not value.isprintable():
+        value = "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in value
+        )
+    return value.replace("##[", r"#\x23[")
+
+
+def printable_document(value: Any, depth: int = 0) -> Any:
+    """Return a copy of a JSON document with :func:`printable` texts and keys.
+
+    Values that are nested too deeply are None.
+    """
+    if isinstance(value, str):
+        return printable(value)
+    if not isinstance(value, Mapping | list):
         return value
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in value
-    )
+    if depth == _DEEPEST:
+        return None
+    if isinstance(value, list):
+        return [printable_document(one, depth + 1) for one in value]
+    return {printable(str(key)): printable_document(one, depth + 1) for key, one in value.items()}
 
 
 def text(value: Any) -> str | None:
-    """Return a text that can be encoded; a number as its digits; None for any other value."""
+    """Return a printable text; a number as its digits; None for any other value.
+
+    A terminal, a spreadsheet or a CI runner could act on other characters. So they are escaped
+    here, where texts enter the model, and no output needs to.
+    """
     if isinstance(value, float) or integer(value) is not None:
         return str(value)
-    if not isinstance(value, str):
-        return None
-    found = value[:_LONGEST_TEXT]
-    # JSON can contain half a surrogate pair, which cannot be encoded.
-    return found if found.isascii() else found.encode("utf-8", "replace").decode("utf-8")
+    return printable(value[:_LONGEST_TEXT]) if isinstance(value, str) else None
 
 
 def texts(value: Any) -> dict[str, str]:

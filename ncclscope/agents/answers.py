@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclscope.resources import run_for_text
-from ncclscope.untrusted import printable
+from ncclscope.untrusted import printable, printable_document
 
 LIMIT_SECONDS = 120.0
 
@@ -25,8 +25,8 @@ NOTICE = (
 )
 
 _VERDICT = (
-    *("kind", "diverging_ranks", "candidates", "confidence", "comm", "seq", "odd", "peers"),
-    *("site", "other_comm", "cycle", "awaited", "transfer", "evidence", "summary"),
+    *("kind", "diverging_ranks", "candidate_ranks", "confidence", "comm", "seq", "odd", "peers"),
+    *("at", "awaited", "transfer", "evidence", "inferred", "summary"),
 )
 _TEXT = 400
 _ITEMS = 12
@@ -75,7 +75,7 @@ def ask(
         "status": document.get("status"),
         "exit_status": done.returncode,
         "notice": NOTICE,
-        "data": _printable(document) if detail else _small(document),
+        "data": printable_document(document) if detail else _small(document),
         "next": _next_questions(document, detail=detail),
     }
 
@@ -86,7 +86,7 @@ def _failure(command: str, done: subprocess.CompletedProcess[str]) -> dict[str, 
         "error": f"{command} ended with status {done.returncode}",
         "exit_status": done.returncode,
         "notice": NOTICE,
-        "data": {"said": _bounded(lines[-1])},
+        "data": {"said": bounded(lines[-1])},
         "next": ["Call list_rings to see which directories hold rings."],
     }
 
@@ -102,20 +102,11 @@ def _small(document: Mapping[str, Any]) -> dict[str, Any]:
     if verdict:
         kept["verdict"] = {name: verdict[name] for name in _VERDICT if verdict.get(name)}
         kept["further_findings"] = len(document.get("findings") or ())
-    small: dict[str, Any] = _bounded(kept)
+    small: dict[str, Any] = bounded(kept)
     return small
 
 
-def _printable(value: Any) -> Any:
-    """Return a copy of a whole document without control characters."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, Mapping):
-        return {_printable(key): _printable(one) for key, one in value.items()}
-    return [_printable(one) for one in value] if isinstance(value, list) else value
-
-
-def _bounded(value: Any, depth: int = 0) -> Any:
+def bounded(value: Any, depth: int = 0) -> Any:
     """Return a copy with long texts and lists cut, and without control characters."""
     if isinstance(value, str):
         value = printable(value)
@@ -123,12 +114,12 @@ def _bounded(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         if depth == _DEPTH:
             return f"({len(value)} fields)"
-        return {_bounded(str(k)): _bounded(v, depth + 1) for k, v in list(value.items())[:64]}
+        return {bounded(str(k)): bounded(v, depth + 1) for k, v in list(value.items())[:64]}
     if isinstance(value, list):
         if depth == _DEPTH:
             return f"({len(value)} items)"
         more = [f"({len(value) - _ITEMS} more)"] if len(value) > _ITEMS else []
-        return [*(_bounded(item, depth + 1) for item in value[:_ITEMS]), *more]
+        return [*(bounded(item, depth + 1) for item in value[:_ITEMS]), *more]
     return value
 
 
@@ -138,7 +129,9 @@ def _next_questions(document: Mapping[str, Any], *, detail: bool) -> list[str]:
     questions = [_AFTER[status]] if isinstance(status, str) and status in _AFTER else []
     if isinstance(kind, str) and kind.isidentifier() and len(kind) < 40:
         questions.append(f"Call explain_kind({kind!r}) for its meaning and usual causes.")
-        questions.append("Open the source at verdict.site and compare it with the peers' call.")
+        questions.append(
+            "Open the source at verdict.odd.site, and compare it with verdict.peers.site."
+        )
     if not detail:
         questions.append("Repeat with detail=true for the whole document (schema: docs/json.md).")
     return questions

@@ -23,7 +23,7 @@ def _differs(what: str, causes: str) -> Kind:
     return Kind(
         f"One rank posted a call with {what} than its peers, under the same sequence number.",
         causes,
-        "verdict.odd and verdict.peers are the two calls; verdict.site is the line that posted.",
+        "verdict.odd and verdict.peers are the two calls; site in each is the line that posted.",
     )
 
 
@@ -41,7 +41,7 @@ KINDS = {
     "capture_mismatch": Kind(
         "One rank posted a call while it captured a CUDA graph, and its peers posted it eagerly.",
         "a batch size that is captured on some ranks only",
-        "verdict.site, and the sizes for which each rank has captured graphs",
+        "verdict.odd.site, and the sizes for which each rank has captured graphs",
     ),
     "missing_call": Kind(
         "One rank left out a call that its peers posted, and went on.",
@@ -51,17 +51,17 @@ KINDS = {
     "extra_call": Kind(
         "One rank posted a call that its peers did not, and went on.",
         f"{_BRANCH}; logging or a checkpoint on one rank that uses a collective",
-        "verdict.site: the line of the additional call",
+        "verdict.odd.site: the line of the additional call",
     ),
     "comm_swap": Kind(
         "One rank posted calls on another communicator: fewer here, and as many more there.",
         "a dispatcher or a group chosen from data of this rank alone",
-        "verdict.comm and verdict.other_comm, and where the code chooses between them",
+        "verdict.comm and verdict.evidence, and where the code chooses between communicators",
     ),
     "order_cycle": Kind(
         "Ranks entered two communicators in opposite orders, and each waits in another's call.",
         "two code paths, threads or streams that post on both communicators",
-        "verdict.cycle: who waits for whom, with each rank's call",
+        "verdict.evidence: who waits for whom, with each rank's call",
     ),
     "not_joined": Kind(
         "One rank never came to a call in which its peers wait, and is elsewhere.",
@@ -86,7 +86,7 @@ KINDS = {
     "group_order": Kind(
         "One rank reordered the calls of one NCCL group. Nothing hangs yet.",
         "iteration over a set or over a dictionary filled in another order",
-        "verdict.site: the loop that posts the group",
+        "verdict.odd.site: the loop that posts the group",
     ),
     "init_stalled": Kind(
         "A rank has not come to init_process_group, to the creation of a communicator, or has not "

@@ -10,7 +10,7 @@ from mcp.server import MCPServer
 from mcp.types import ToolAnnotations
 
 from ncclscope import __version__, settings
-from ncclscope.agents.answers import NOTICE, ask
+from ncclscope.agents.answers import NOTICE, ask, bounded
 from ncclscope.agents.kinds import KINDS
 
 _INSTRUCTIONS = f"""\
@@ -44,7 +44,7 @@ def diagnose(paths: list[str], detail: bool = False) -> dict[str, Any]:
         paths: Ring directories, bundles of attach or collect, Flight Recorder dumps, JSON Lines.
         detail: Return the whole document.
     """
-    return ask("diagnose", paths=paths, detail=detail)
+    return ask("diagnose", ["--unread"], paths, detail=detail)
 
 
 def attach(pids: list[int] | None = None, detail: bool = False) -> dict[str, Any]:
@@ -76,7 +76,9 @@ def report(paths: list[str], output: str) -> dict[str, Any]:
     """
     if not output or output == "-":
         return {"error": "name the file to write", "next": []}
-    return ask("report", [f"--output={os.path.abspath(output)}"], paths, detail=True)
+    options = ["--unread", f"--output={os.path.abspath(output)}"]
+    answer = ask("report", options, paths, detail=True)
+    return {name: bounded(part) if name == "data" else part for name, part in answer.items()}
 
 
 def list_rings(directory: str = "") -> dict[str, Any]:
@@ -94,7 +96,11 @@ def list_rings(directory: str = "") -> dict[str, Any]:
                 found[folder.resolve()] = (max(rings), len(rings))
     newest = sorted(found, key=lambda folder: found[folder], reverse=True)
     runs = [
-        {"directory": str(folder), "rings": found[folder][1], "written": found[folder][0]}
+        {
+            "directory": bounded(str(folder)),
+            "rings": found[folder][1],
+            "written": found[folder][0],
+        }
         for folder in newest[:_MOST_RUNS]
     ]
     return {

@@ -4,7 +4,7 @@
 file               contents
 ================== =========================================================================
 attach.json        the process snapshot; :mod:`ncclscope.readers.bundle` reads it
-rings/             copies of the rings of a traced job
+rings/             copies of the rings of a traced job, compressed by gzip
 flight_recorder/   dumps that the job wrote on request
 ras.txt            the answer of NCCL's RAS, unchanged
 verdict.json       the verdict, for scripts
@@ -18,7 +18,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,13 @@ from ncclscope.attach.session import JobSample
 from ncclscope.errors import DamagedFileError, UsageError, os_reason
 from ncclscope.model import Run, sites
 from ncclscope.model.snapshot import Frame, Snapshot, Source, Stacks, Thread, Worker
-from ncclscope.private import copy_private, make_private, write_private
+from ncclscope.private import (
+    PACKED_SUFFIX,
+    copy_private,
+    make_private,
+    pack_private,
+    write_private,
+)
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.ring import entries, layout
 from ncclscope.ring.image import RingImage
@@ -97,11 +103,11 @@ def write_bundle(
             write_private(directory / "ras.txt", snapshot.ras.text)
     except OSError as error:
         raise _unusable(directory, error) from None
-    failed += _copy(sample.rings, directory / "rings", redacted=redacted)
+    failed += _copy(sample.rings, directory / "rings", _redacted if redacted else pack_private)
     if sample.dumps and redacted:
         failed.append("Flight Recorder dumps hold paths and are left out of a redacted bundle")
     else:
-        failed += _copy(sample.dumps, directory / "flight_recorder")
+        failed += _copy(sample.dumps, directory / "flight_recorder", copy_private, "")
     return failed
 
 
@@ -191,18 +197,33 @@ def _without_paths(text: str) -> str:
     return _ADDRESS.sub(r"\1", text)
 
 
-def _copy(files: Sequence[Path], target: Path, *, redacted: bool = False) -> list[str]:
+def _copy(
+    files: Sequence[Path],
+    target: Path,
+    copy: Callable[[Path, Path], None],
+    suffix: str = PACKED_SUFFIX,
+) -> list[str]:
     failed = []
     for file in files:
+        to = target / (file.name + suffix)
         try:
             make_private(target)
-            copy_private(file, target / file.name)
-            if redacted:
-                _redact_ring(target / file.name)
+            copy(file, to)
         except (OSError, DamagedFileError) as error:
-            (target / file.name).unlink(missing_ok=True)
+            to.unlink(missing_ok=True)
             failed.append(f"{file.name} is not in the bundle: {error}")
     return failed
+
+
+def _redacted(source: Path, target: Path) -> None:
+    """Write a compressed copy of a ring without command lines and paths."""
+    plain = target.with_suffix("")
+    try:
+        copy_private(source, plain)
+        _redact_ring(plain)
+        pack_private(plain, target)
+    finally:
+        plain.unlink(missing_ok=True)
 
 
 def _redact_ring(path: Path) -> None:

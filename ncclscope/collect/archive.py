@@ -4,26 +4,36 @@ Any tar reads it: its headers are those of ustar, from the standard library. The
 ours, because it must be safe against hostile archives. It rejects links, devices, extended headers,
 paths outside the target, and more bytes than the limit.
 
-An almost empty ring is mostly zeros. gzip shrinks them by a factor of 1000, and unpacking turns
-them into holes of a sparse file again.
+After each file follows its statement, a JSON object in ``sums/NUMBER.json``: the file's name, the
+number of bytes that could be read, and the SHA-256 digest of all that were sent. A header announces
+a size, so a file that can no longer be read is filled up with zeros. The receiver cuts these off
+again and renames the file to ``NAME.cut``: its readers then say that it is not read. A file that
+arrives without its statement, since the stream broke off, is dropped.
+
+An almost empty ring is mostly zeros. gzip shrinks them by a factor of 200, and unpacking turns them
+into holes of a sparse file again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import hashlib
 import io
+import json
 import os
 import tarfile
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.private import make_private
-from ncclscope.untrusted import open_regular, printable
+from ncclscope.readers.nodes import CUT_SUFFIX
+from ncclscope.untrusted import number, open_regular, parse_object, printable
 
 _BLOCK = 512
 _SLICE = 1 << 18
@@ -33,6 +43,8 @@ _FIRST = b"\x1f\x8b\x08"
 _CHATTER = 1 << 16
 """Bytes before the stream that are skipped, such as a login shell's greeting."""
 _DEPTH = 16
+_SUMS = "sums/"
+_LONGEST_SUM = 1 << 12
 
 
 class Packer:
@@ -40,11 +52,16 @@ class Packer:
 
     Args:
         target: Binary stream to write to; it stays open.
+
+    Attributes:
+        files: Number of files so far.
+        cut: Names of those that could not be read to their end.
     """
 
     def __init__(self, target: BinaryIO) -> None:
         self._zip = gzip.GzipFile("", "wb", _LEVEL, target, mtime=0)
         self.files = 0
+        self.cut: list[str] = []
 
     def add_bytes(self, name: str, data: bytes) -> None:
         """Add a file with these bytes.
@@ -76,24 +93,33 @@ class Packer:
         Args:
             name: Name in the archive.
             file: Binary stream to read.
-            size: Size in bytes; a shorter stream is padded with zeros.
+            size: Size in bytes; a shorter stream is filled up with zeros and stated as cut.
 
         Raises:
             ValueError: The name is not valid, or the file is too large.
         """
+        digest = hashlib.sha256()
         self._zip.write(_header(name, size))
-        left = size
+        left, read, broken = size, 0, False
         while left:
-            try:
-                data = file.read(min(_SLICE, left))
-            except OSError:  # the header has already announced the size
-                data = b""
-            # Pad a file that was truncated meanwhile: its reader detects that.
+            data = b""
+            if not broken:
+                # The header has announced the size, so an error cannot end the file.
+                with contextlib.suppress(OSError):
+                    data = file.read(min(_SLICE, left))
+            read += len(data)
+            broken = not data
             data = data or bytes(min(_SLICE, left))
+            digest.update(data)
             self._zip.write(data)
             left -= len(data)
         self._zip.write(bytes(-size % _BLOCK))
+        stated = {"name": name, "size": size, "read": read, "sha256": digest.hexdigest()}
+        line = json.dumps(stated).encode() + b"\n"
+        self._zip.write(_header(f"{_SUMS}{self.files}.json", len(line)))
+        self._zip.write(line + bytes(-len(line) % _BLOCK))
         self.files += 1
+        self.cut += [name] * (read < size)
 
     def close(self) -> None:
         """Write the end of the archive, without which a reader knows it as truncated."""
@@ -123,12 +149,14 @@ class UnpackedArchive:
         received: Compressed bytes received.
         size: Bytes of the complete files.
         complete: Whether the end of the stream arrived.
+        cut: Names of the files that the node could not read to their end.
     """
 
     files: int = 0
     received: int = 0
     size: int = 0
     complete: bool = False
+    cut: list[str] = field(default_factory=list)
 
 
 def unpack(
@@ -152,25 +180,63 @@ def unpack(
     """
     limits = limits or Limits()
     source = _Inflow(read, found)
-    while True:
-        header = source.take(_BLOCK)
-        if not header.strip(b"\0"):
-            break
-        name, size = _parse(header)
-        if found.files >= limits.files or found.size + size > limits.size:
-            raise DamagedFileError(
-                f"more than {limits.files} files or {limits.size >> 20} MB", "raise the limit"
-            )
-        _write(source, directory, name, size)
-        source.take(-size % _BLOCK)
-        found.files += 1
-        found.size += size
-    source.end()
+    newest: _Arrived | None = None
+    try:
+        while (header := source.take(_BLOCK)).strip(b"\0"):
+            name, size = _parse(header)
+            if newest is not None and name.startswith(_SUMS) and size <= _LONGEST_SUM:
+                _check_sum(source.take(size), directory, newest, found)
+                newest = None
+            else:
+                if found.files >= limits.files or found.size + size > limits.size:
+                    raise DamagedFileError(
+                        f"more than {limits.files} files or {limits.size >> 20} MB",
+                        "raise the limit",
+                    )
+                digest = _write(source, directory, name, size)
+                newest = _Arrived(name, size, digest)
+                found.files += 1
+                found.size += size
+            source.take(-size % _BLOCK)
+        source.end()
+    except BaseException:
+        if newest is not None:  # it may be filled up with zeros
+            (directory / newest.name).unlink(missing_ok=True)
+            found.files -= 1
+            found.size -= newest.size
+        raise
     found.complete = True
 
 
-def _write(source: _Inflow, directory: Path, name: str, size: int) -> None:
+class _Arrived(NamedTuple):
+    """A file of which the statement has not arrived, and its SHA-256 digest."""
+
+    name: str
+    size: int
+    digest: str
+
+
+def _check_sum(data: bytes, directory: Path, file: _Arrived, found: UnpackedArchive) -> None:
+    """Compare a file with its statement; rename it if it was cut.
+
+    Raises:
+        DamagedFileError: It is not the file that was sent.
+    """
+    stated = parse_object(data)
+    if (stated.get("name"), stated.get("sha256")) != (file.name, file.digest):
+        raise DamagedFileError(f"{printable(file.name)} is not as it was sent")
+    read = number(stated.get("read"), file.size)
+    if read < file.size:
+        path = directory / file.name
+        os.truncate(path, read)
+        path.rename(path.with_name(path.name + CUT_SUFFIX))
+        found.cut.append(file.name)
+
+
+def _write(source: _Inflow, directory: Path, name: str, size: int) -> str:
+    """Write a file and return its SHA-256 digest."""
     path = directory / name
+    digest = hashlib.sha256()
     make_private(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -178,6 +244,7 @@ def _write(source: _Inflow, directory: Path, name: str, size: int) -> None:
             left = size
             while left:
                 data = source.take(min(_SLICE, left))
+                digest.update(data)
                 if data.count(0) == len(data):
                     file.seek(len(data), os.SEEK_CUR)  # leave a hole in a sparse file
                 else:
@@ -189,6 +256,7 @@ def _write(source: _Inflow, directory: Path, name: str, size: int) -> None:
     except BaseException:
         path.unlink(missing_ok=True)  # an incomplete file is no evidence
         raise
+    return digest.hexdigest()
 
 
 class _Inflow:

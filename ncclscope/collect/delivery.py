@@ -28,6 +28,7 @@ from ncclscope.untrusted import printable
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 _LONGEST_REASON = 300
+_MOST_CUT = 100
 _URL_SECONDS = 600.0
 _URLS_AT_ONCE = 4
 
@@ -203,8 +204,13 @@ def _fetch(
         received_bytes=came.received,
         unpacked_bytes=came.size if kept else 0,
         seconds=round(time.monotonic() - began, 3),
-        notes=node_notes(directory / folder) if kept else (),
+        notes=(*node_notes(directory / folder), *_cut_notes(came)) if kept else (),
     )
+
+
+def _cut_notes(came: UnpackedArchive) -> list[str]:
+    shown = [f"{printable(name)} is cut: it could not be read to its end" for name in came.cut]
+    return shown[:_MOST_CUT]
 
 
 def _folders(names: Iterable[str]) -> Iterator[str]:

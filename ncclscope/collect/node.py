@@ -96,6 +96,8 @@ def write_node(
         except (OSError, ValueError, DamagedFileError) as error:
             say(f"{name} is left out: {error}")
     packer.close()
+    for name in packer.cut:
+        say(f"{printable(name)} is cut: it could not be read to its end")
     target.flush()
     return packer.files - 1
 

@@ -42,6 +42,7 @@ class DiagnoseCommand:
             help="Read this host's kernel log from FILE, output of `dmesg` (default: /dev/kmsg)",
         )
         options.add_json_option(parser, "verdict")
+        options.add_unread_option(parser)
         options.add_stall_options(parser)
 
     @economy()
@@ -70,6 +71,7 @@ class DiagnoseCommand:
                 print_screen(console, render_attach(verdict, console.width), verdict)
             else:
                 print_verdict(verdict, stdout_console())
+        options.mark_read(arguments)
         return verdict.exit_status
 
 

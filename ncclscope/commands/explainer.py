@@ -104,7 +104,14 @@ class Explainer:
         """Print the verdict on a program that has failed, if its ranks had diverged or hung."""
         if not self._is_first():
             return
-        command = [sys.executable, "-m", "ncclscope", "diagnose", *map(str, self._places())]
+        command = [
+            sys.executable,
+            "-m",
+            "ncclscope",
+            "diagnose",
+            "--unread",
+            *map(str, self._places()),
+        ]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
                 command,

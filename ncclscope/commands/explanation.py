@@ -17,9 +17,11 @@ def main(arguments: Sequence[str]) -> int:
     from ncclscope.readers import open_run
     from ncclscope.render.console.terminal import plain_text
     from ncclscope.render.console.verdict import render_verdict
+    from ncclscope.store.entry import ALARM, mark
     from ncclscope.watch.watch import Watcher
 
     directory, *options = arguments
+    mark(Path(directory), ALARM)  # the text names the directory, so what is there has to stay
     try:
         verdict = Watcher(Path(directory)).poll().verdict or diagnose(open_run(directory))
     except NcclscopeError as error:

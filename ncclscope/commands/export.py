@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import add_json_option, print_json
+from ncclscope.commands.options import add_json_option, print_json, say
 from ncclscope.errors import UsageError, os_reason
 from ncclscope.export.formats import FORMATS
 from ncclscope.private import make_private
@@ -117,7 +117,7 @@ class ExportCommand:
             found = open_run(*arguments.paths)
             sound = readable(found)
             for note in sound.notes[len(found.notes) :]:
-                print(f"ncclscope: {note}", file=sys.stderr)
+                say(note)
             run = select(sound, selection)
             if not any(rank.logs or rank.p2p for rank in (*run.ranks, *run.others)):
                 raise UsageError("the input holds no recorded calls", "stacks cannot be exported")
@@ -133,7 +133,7 @@ class ExportCommand:
                 held = {"ranks": ranks, "records": records}
                 print_json({"output": str(target), "format": arguments.format, **held})
             else:
-                print(f"ncclscope: {ranks} ranks, {records} records, see {target}", file=sys.stderr)
+                say(f"{ranks} ranks, {records} records, see {target}")
         return 0
 
 

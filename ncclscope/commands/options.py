@@ -9,10 +9,12 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import UsageError
 from ncclscope.stamp import stamped
+from ncclscope.untrusted import printable
 
 if TYPE_CHECKING:
     from ncclscope.collect.programs import ProgramNode
@@ -37,7 +39,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 def say(text: str) -> None:
     """Print a message on stderr, if that is open: a result matters more than a message."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"ncclscope: {text}", file=sys.stderr, flush=True)
+        print(f"ncclscope: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def add_seconds_option(
@@ -135,6 +137,19 @@ def add_ray_address_option(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="Connect to the Ray cluster at ADDRESS (default: auto)",
     )
+
+
+def add_unread_option(parser: argparse.ArgumentParser) -> None:
+    """Add the hidden ``--unread``, for programs that read what no person sees."""
+    add_flag(parser, "--unread", argparse.SUPPRESS)
+
+
+def mark_read(arguments: argparse.Namespace) -> None:
+    """Note that somebody has read rings or bundles in a default place: they may be pruned."""
+    from ncclscope.store.entry import READ, mark
+
+    for path in () if arguments.unread else arguments.paths:
+        mark(Path(path), READ)
 
 
 def add_hang_options(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from ncclscope.commands.options import add_flag, add_json_option, add_stall_options, print_json
+from ncclscope.commands.options import (
+    add_flag,
+    add_json_option,
+    add_stall_options,
+    add_unread_option,
+    mark_read,
+    print_json,
+    say,
+)
 from ncclscope.errors import UsageError, os_reason
 from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
@@ -42,6 +50,7 @@ class ReportCommand:
         )
         add_flag(parser, "--redact", "Leave out folders, command lines and environments")
         add_json_option(parser, "file's name and the status")
+        add_unread_option(parser)
         add_stall_options(parser)
 
     @economy()
@@ -72,6 +81,7 @@ class ReportCommand:
             page = render_html(verdict, redacted=arguments.redact)
         if target is None:
             sys.stdout.buffer.write(page.encode("utf-8"))
+            mark_read(arguments)
             return verdict.exit_status
         data = page.encode("utf-8")
         replaces = target.exists()
@@ -84,7 +94,8 @@ class ReportCommand:
             print_json({"status": verdict.status, "summary": verdict.summary, **written})
         else:
             size = f"{len(data) >> 10} KB{', replaces a report' if replaces else ''}"
-            print(f"ncclscope: {verdict.status}, see {target} ({size})", file=sys.stderr)
+            say(f"{verdict.status}, see {target} ({size})")
+        mark_read(arguments)
         return verdict.exit_status
 
 

@@ -21,10 +21,12 @@ from ncclscope.errors import ProgramError, UsageError, os_reason
 from ncclscope.launch.signals import end_with, interruptible
 from ncclscope.launch.supervisor import Supervisor
 from ncclscope.model.metadata import LAUNCHER
+from ncclscope.model.text import plural
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
 from ncclscope.ring import layout
 from ncclscope.ring.place import fallback_of
+from ncclscope.store.run_directory import DefaultPlaces
 from ncclscope.tracing import session
 from ncclscope.tracing.launchers import record_ends
 
@@ -50,7 +52,13 @@ class RunCommand:
         parser.add_argument(
             "--dir",
             metavar="DIR",
-            help="Write the rings to DIR (default: a new directory in /dev/shm)",
+            help="Write the rings to DIR, where they stay (default: a new directory in /dev/shm)",
+        )
+        add_flag(
+            parser,
+            "--keep",
+            "Keep the rings in the default directory; without it they are removed if the program "
+            "ends with status 0 and no divergence or hang was reported",
         )
         add_flag(
             parser,
@@ -77,6 +85,10 @@ class RunCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the program and return its exit status, as a shell would."""
+        with DefaultPlaces() as places:
+            return self._run(arguments, places)
+
+    def _run(self, arguments: argparse.Namespace, own: DefaultPlaces) -> int:
         command = list(arguments.program)
         if command[:1] == ["--"]:
             del command[0]
@@ -85,7 +97,7 @@ class RunCommand:
         if shutil.which(command[0]) is None:
             raise _missing(command[0])
         options = _watch_options(arguments)
-        directory = _made(arguments.dir) if arguments.dir else _default_directory()
+        directory = _made(arguments.dir) if arguments.dir else own.enter(_default_directory, say)
         rings = _NewRings(directory)
         say(f"rings go to {directory}")
         if os.environ.get("NCCLSCOPE") == "0":
@@ -107,8 +119,13 @@ class RunCommand:
                     record_ends(rings.places()[0], LAUNCHER, {ended.pid: ended.status}, run=run)
                 if explainer is not None and status and not explained:
                     explainer.explain_end()
-                say(f"{written} ring{'s' * (written > 1)} written")
-                say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
+                # A program that somebody ended did not fail.
+                alarm = explained or (status != 0 and not ended.interrupted)
+                keep = arguments.keep or status != 0
+                fate = own.settle(environment["NCCLSCOPE_RUN"], alarm=alarm, keep=keep)
+                say(f"{plural(written, 'ring')} {fate or 'written'}")
+                if not fate:
+                    say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
             else:
                 say("no ring was written: no Python process made a process group of two or more")
         if ended.by_terminal and ended.status == -signal.SIGINT:

@@ -188,6 +188,8 @@ def _watch(
                 one(poll, troubles)
         output.show(poll)
         if poll.news:
+            if arguments.explain:  # what ncclscope run keeps in any case
+                _mark_alarm(arguments.directories)
             _act(actions, poll, output)
             since = began
         if limit is not None and poll.in_trouble and began - since >= limit:
@@ -200,6 +202,13 @@ def _watch(
                 return _conclude(watcher, poll, output)
         if not output.wait(arguments.interval - (time.monotonic() - began)):
             return int(output.in_trouble)
+
+
+def _mark_alarm(directories: Sequence[Path]) -> None:
+    from ncclscope.store.entry import ALARM, mark
+
+    for directory in directories:
+        mark(directory, ALARM)
 
 
 def _act(actions: Actions, poll: Poll, output: Output) -> None:

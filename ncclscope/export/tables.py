@@ -91,7 +91,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 LISTS = frozenset({"shape", "sizes", "out_shape", "out_sizes", "ranks"})
 """Columns of type ``object``: lists of integers, in CSV written as JSON."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 """Prefixes of a text that a spreadsheet would evaluate."""
 Rows = list[tuple[Any, ...]]
 
@@ -150,14 +150,8 @@ def write_csv(run: Run, directory: Path) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """Return a value, with an apostrophe before a text that begins like a formula.
-
-    A carriage return would begin another row, whose first cell could be one: it is not quoted.
-    """
-    if not isinstance(value, str):
-        return value
-    text = value.replace("\r", "\\r")
-    return f"'{text}" if value.startswith(_FORMULA) else text
+    """Return a value, with an apostrophe before a text that begins like a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _arrow(pyarrow: Any, column: str, kind: str) -> Any:

@@ -370,6 +370,7 @@ class Guard:
             self._known.clear()
             warn_once("guard diverged", found.text)
         self._tracer.describe(guard={**found.to_dict(), "mode": self._mode, "time_ns": when})
+        self._keep_rings()
         if self._mode == "raise":
             raise DivergenceError(
                 found.text,
@@ -378,6 +379,11 @@ class Guard:
                 seq=found.seq,
                 posted=found.posted,
             )
+
+    def _keep_rings(self) -> None:
+        from ncclscope.store.entry import ALARM, mark
+
+        mark(self._directory, ALARM)
 
     def _end(self, error: BaseException) -> None:
         """End the guard, not the job, with one warning."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ncclscope.untrusted import integer, number, text, texts
+from ncclscope.untrusted import integer, number, printable, printable_document, text, texts
 
 DAMAGED = "damaged"
 """Kind of unseen calls whose records cannot be read."""
@@ -114,7 +114,11 @@ def read_about(about: Mapping[str, Any]) -> dict[str, Any]:
     to forge them.
     """
     known = (*_USES, *_TEXTS, *_RING_TEXTS, *_NOT_OF_RINGS, ENDS)
-    details = {name: value for name, value in about.items() if name not in known}
+    details = {
+        printable(name): printable_document(value)
+        for name, value in about.items()
+        if name not in known
+    }
     for name in (*_TEXTS, *_RING_TEXTS):
         if (valid := text(about.get(name))) is not None:
             details[name] = valid

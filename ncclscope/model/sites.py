@@ -11,6 +11,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ncclscope.untrusted import printable
+
 OWN, PLUMBING, INSTALLED = 0, 1, 2
 """Roles of a source file: user's program, plumbing between it and its collectives, or other."""
 
@@ -104,4 +106,5 @@ def read(text: str | None, user: str | None = None) -> Sites:
     full, _, joined = (text or "").strip().partition("\n")
     if not full:
         return Sites()
-    return Sites(short(full), full, (user or joined).strip() or None)
+    full, users = printable(full), printable((user or joined).strip())
+    return Sites(short(full), full, users or None)

@@ -25,17 +25,18 @@ from ncclscope.readers.launchers import restarts, with_ends
 from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.members import join_processes, with_members
 from ncclscope.readers.nested import separate_nested
-from ncclscope.readers.nodes import Nodes
+from ncclscope.readers.nodes import CUT_SUFFIX, Nodes
 from ncclscope.readers.partitions import with_parts
 from ncclscope.readers.registry import reader_of
 from ncclscope.readers.replicas import number_rest, separate_replicas, span
 from ncclscope.readers.ring.crowd import without_long_over
+from ncclscope.readers.ring.packed import RING_SUFFIX, read_packed_ring
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
 from ncclscope.ring.place import fallback_of, moved_text
-from ncclscope.untrusted import MAX_RANKS, open_regular, printable
+from ncclscope.untrusted import MAX_RANKS, check_kind, open_regular, printable
 
 __all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
 
@@ -70,6 +71,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     files = without_long_over(list(input_files(paths, notes)), notes)
     for path in steps("reading", files):
         try:
+            check_kind(path)
+            if path.name.endswith(CUT_SUFFIX):
+                raise DamagedFileError(f"{path.with_suffix('')} is not read: cut in transfer")
             if is_snapshot(path):
                 snapshots.append(replace(read_snapshot(path), node=nodes.of(path)))
                 continue
@@ -79,10 +83,11 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 empty.append(path)
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                rank = nodes.annotate(reader(path)) if reader is read_ring else reader(path)
+                is_ring = reader in (read_ring, read_packed_ring)
+                rank = nodes.annotate(reader(path)) if is_ring else reader(path)
                 ranks.append(replace(rank, source=printable(rank.source)))
                 # Without its metadata, a ring may be that of any rank.
-                refused += reader is read_ring and rank.rank < 0 and not rank.pid
+                refused += is_ring and rank.rank < 0 and not rank.pid
         except NoDumpError as error:
             if path in given_paths:
                 notes.append(printable(str(error)))
@@ -101,7 +106,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             raise InputError(notes[0], "nothing else was found")
         what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(f"{', '.join(given)}: {what} found", _advice(given_paths))
-    hollow = [path for path in empty if path.name.endswith(layout.SUFFIX)]
+    hollow = [path for path in empty if path.name.endswith((layout.SUFFIX, RING_SUFFIX))]
     notes += [printable(f"{path} is empty") for path in hollow]
     refused += len(hollow)
     run = assemble(ranks, notes=notes, sources=given)
@@ -198,13 +203,18 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
         if not stat.S_ISDIR(kind):
             yield path
             continue
-        for folder, _, names in os.walk(path, onerror=refuse):
+        for folder, folders, names in os.walk(path, onerror=refuse):
+            notes += [
+                printable(f"{Path(folder, name)} is no ring: a directory")
+                for name in sorted(folders)
+                if name.endswith(layout.SUFFIX)
+            ]
             for name in sorted(names):
                 found = Path(folder, name)
                 if name.endswith(layout.MOVED_SUFFIX):
                     yield from follow_pointer(found)
                 elif (
-                    name.endswith(layout.SUFFIX)
+                    name.endswith((layout.SUFFIX, RING_SUFFIX, CUT_SUFFIX))
                     or is_snapshot(found)
                     or is_trace(found)
                     or is_dump(found)
@@ -216,6 +226,8 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
 def _reader(path: Path) -> Callable[[Path], Rank]:
     if other := reader_of(path):
         return other.read
+    if path.name.endswith(RING_SUFFIX):
+        return read_packed_ring
     return read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
 
 

@@ -20,6 +20,8 @@ from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer, open_regular, parse, printable, text
 
 NODE_FILE = "node.json"
+CUT_SUFFIX = ".cut"
+"""Ends the name of a file that its node could not read to the end: it is not evidence."""
 VERSION = 1
 _LEVELS = 8
 _MOST_BYTES = 1 << 26

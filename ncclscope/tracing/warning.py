@@ -6,6 +6,8 @@ import contextlib
 import logging
 import sys
 
+from ncclscope.untrusted import printable
+
 log = logging.getLogger("ncclscope")
 
 _warned: set[str] = set()
@@ -16,6 +18,7 @@ def warn_once(topic: str, message: str) -> None:
     if topic in _warned:
         return
     _warned.add(topic)
+    message = printable(message)  # it may name a file
     if log.hasHandlers():
         log.warning(message)
     elif sys.stderr is not None:  # it is None if the descriptor is closed

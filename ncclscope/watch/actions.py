@@ -20,7 +20,7 @@ import psutil
 from ncclscope import procfs
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError, os_reason
-from ncclscope.private import copy_private, make_private, write_private
+from ncclscope.private import PACKED_SUFFIX, make_private, pack_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.stamp import stamped
 from ncclscope.watch.poll import Poll
@@ -154,7 +154,7 @@ def keep_bundle(
     make_private(bundle / "rings")
     for cursor in rings:
         try:
-            copy_private(cursor.path, bundle / "rings" / cursor.path.name)
+            pack_private(cursor.path, bundle / "rings" / (cursor.path.name + PACKED_SUFFIX))
         except (FileNotFoundError, DamagedFileError):
             continue  # the worker's supervisor may have removed it
         except OSError as error:

@@ -12,6 +12,7 @@ from ncclscope.readers import open_run, ring_files
 from ncclscope.readers.attempts import Attempts
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.untrusted import check_kind
 
 SCAN_SECONDS = 1.0
 
@@ -86,6 +87,7 @@ class Rings:
         self._old.update({*new} - {*wanted})
         for path in wanted:
             try:
+                check_kind(path)
                 self.cursors[path] = RingCursor(path, now, wall_ns)
                 self.notes.pop(path, None)
             except DamagedFileError as error:  # a ring under construction has no header yet

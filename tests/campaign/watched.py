@@ -90,7 +90,7 @@ def watched(count: int, seed: int) -> tuple[int, str]:
 
 
 def _is_warning(line: str) -> bool:
-    usual = "rings go to", "rings written", "ncclscope diagnose"
+    usual = "rings go to", "rings written", "rings removed", "ncclscope diagnose"
     return line.startswith("ncclscope: ") and not any(text in line for text in usual)
 
 

@@ -151,7 +151,7 @@ def test_options_of_every_command_exist(
 
     for verb in ("Attach", "Check", "Collect", "Demo", "Diagnose", "Diff", "Doctor", "Export"):
         monkeypatch.setattr(f"ncclscope.commands.{verb.lower()}.{verb}Command.run", stop)
-    for verb in ("Report", "Run", "Watch"):
+    for verb in ("Prune", "Report", "Run", "Watch"):
         monkeypatch.setattr(f"ncclscope.commands.{verb.lower()}.{verb}Command.run", stop)
     with pytest.raises((_Parsed, SystemExit)) as ended:
         main(words)

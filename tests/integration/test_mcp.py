@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -191,3 +192,21 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path: Path) -> No
 
     assert done.returncode == 2
     assert done.stderr == "ncclscope: the package mcp is missing; pip install 'mcp>=2'\n"
+
+
+def test_names_of_directories_are_escaped_and_bounded(rings: Path) -> None:
+    for name in (b"\xff\x1b[31m\n::error", b"x" * 250):
+        shutil.copytree(os.fsencode(rings), os.path.join(os.fsencode(rings.parent), name))
+    deep = rings.parent / ("y" * 250) / ("z" * 250)
+    shutil.copytree(rings, deep / "rings")
+
+    async def talk(client: Any, ask: Ask) -> None:
+        found = await ask("list_rings", directory=str(rings.parent))
+        names = [run["directory"] for run in found["data"]["runs"]]
+        assert len(names) == 3
+        assert str(rings) in names
+        assert any(r"\udcff\x1b[31m\n::error" in name for name in names)
+        (one,) = (await ask("list_rings", directory=str(deep)))["data"]["runs"]
+        assert len(one["directory"]) < 450
+
+    converse(talk)

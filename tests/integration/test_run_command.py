@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,12 +163,47 @@ def test_rings_go_to_a_new_private_folder_by_default() -> None:
     )
     directory = Path(completed.stdout.strip())
 
+    assert directory.parent.name == f"ncclscope-{os.getuid()}"
+    assert not directory.exists()
+
+
+RECORDING_PROGRAM = """
+    import os, sys
+    from ncclscope.tracing import session
+
+    for path in (directory := os.environ["NCCLSCOPE_DIR"], os.path.dirname(directory)):
+        assert os.stat(path).st_mode & 0o777 == 0o700
+    tracer = session.current()
+    tracer.record(tracer.communicator("k", "world", [0, 1]), "all_reduce", shape=(4,))
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "stay"),
+    [((), 0, False), (("--no-explain",), 0, False), (("--keep",), 0, True), ((), 3, True)],
+)
+def test_rings_in_the_default_place_stay_after_a_failure_or_with_keep(
+    options: tuple[str, ...], status: int, stay: bool, tmp_path: Path
+) -> None:
+    program = write(tmp_path, "program.py", RECORDING_PROGRAM)
+    completed = subprocess.run(
+        [*RUN, *options, "--", sys.executable, program, str(status)],
+        env=environment(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert completed.returncode == status, completed.stderr
+    (named,) = re.findall(r"rings go to (\S+)", completed.stderr)
     try:
-        assert directory.parent.name == f"ncclscope-{os.getuid()}"
-        assert directory.stat().st_mode & 0o777 == 0o700
-        assert directory.parent.stat().st_mode & 0o777 == 0o700
+        assert Path(named).exists() is stay
+        assert (f"ncclscope diagnose {named}" in completed.stderr) is stay
+        assert ("1 ring removed" in completed.stderr) is not stay
+        assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
     finally:
-        directory.rmdir()
+        shutil.rmtree(named, ignore_errors=True)
 
 
 @pytest.mark.parametrize(

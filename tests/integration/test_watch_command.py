@@ -256,7 +256,7 @@ def test_on_a_hang_it_takes_the_requested_actions(rings: Path, tmp_path: Path) -
     # What the command prints is talk, and never among the results.
     message = ["loud", f"ncclscope: bundle: {bundle}", f"ncclscope: killed: {job.pid}"]
     assert done.stderr.splitlines() == message
-    assert len(list(bundle.glob("rings/*.ring"))) == 2
+    assert len(list(bundle.glob("rings/*.ring.gz"))) == 2
     (worker,) = json.loads((bundle / "attach.json").read_text())["workers"]
     assert worker["pid"] == job.pid, "it was sampled before it was killed"
     assert 'ncclscope_verdict{kind="size_mismatch"' in metrics.read_text()

@@ -30,7 +30,8 @@ ARROWS = {
     "analysis": "model",
     "analyzers": "analysis model",
     "patches": "tracing ring native model",
-    "guard": "tracing readers analysis ring model",
+    "store": "readers ring",
+    "guard": "store tracing readers analysis ring model",
     "launch": "tracing ring",
     "attach": "readers analysis ring model",
     "watch": "attach readers analysis ring model",
@@ -42,7 +43,7 @@ ARROWS = {
     "export": "readers analysis model",
     "agents": "",
     "render": "doctor watch parity readers analysis model",
-    "commands": "agents collect remote lab parity export render attach watch doctor launch "
+    "commands": "agents collect remote lab parity export store render attach watch doctor launch "
     "analysis readers tracing ring native model",
 }
 """The rooms, from the ground up, and those that each may import."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import hashlib
 import io
+import json
 import os
 import tarfile
 import zlib
@@ -12,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope import diagnose, open_run
 from ncclscope.collect.archive import Limits, Packer, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError
+from tests.support.cluster import Cluster
 
 
 def packed(*files: tuple[str, bytes]) -> bytes:
@@ -72,8 +77,14 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 def test_any_tar_reads_it() -> None:
     stream = packed(("node.json", b"{}"), ("files/" + "d" * 80 + "/" + "x" * 60, b"abc"))
     with tarfile.open(fileobj=io.BytesIO(stream), mode="r:gz") as archive:
-        assert [one.size for one in archive.getmembers()] == [2, 3]
-        assert archive.getnames()[1].endswith("x" * 60)
+        files = [one for one in archive.getmembers() if not one.name.startswith("sums/")]
+        assert [one.size for one in files] == [2, 3]
+        assert files[1].name.endswith("x" * 60)
+        stated = archive.extractfile("sums/1.json")
+        assert stated is not None
+        digest = hashlib.sha256(b"abc").hexdigest()
+        about = {"name": files[1].name, "size": 3, "read": 3, "sha256": digest}
+        assert json.load(stated) == about
 
 
 def test_an_empty_ring_travels_small_and_stays_a_hole(tmp_path: Path) -> None:
@@ -94,7 +105,7 @@ def test_an_empty_ring_travels_small_and_stays_a_hole(tmp_path: Path) -> None:
     assert copy.read_bytes() == ring.read_bytes()
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_filled_up(
+def test_a_file_that_is_cut_short_while_it_is_read_is_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "short"
@@ -107,8 +118,65 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_filled_up(
     packer.add_bytes("next", b"here")
     monkeypatch.undo()
     packer.close()
+    found = taken(stream.getvalue(), tmp_path / "out")
+    assert contents(tmp_path / "out") == {"short.cut": b"x" * 1000, "next": b"here"}
+    assert found.cut == packer.cut == ["short"]
+
+
+class Failing(io.BytesIO):
+    """A file of which the disk gives only the beginning."""
+
+    def __init__(self, data: bytes, kept: int) -> None:
+        super().__init__(data)
+        self._kept = kept
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() >= self._kept:
+            raise OSError(errno.EIO, "Input/output error")
+        assert size is not None
+        return super().read(min(size, self._kept - self.tell()))
+
+
+@pytest.mark.parametrize("kept", [0, 100, 4096, 65536, 100_000])
+def test_a_ring_that_was_cut_is_not_read_and_its_rank_not_named(kept: int, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 3)
+    cluster.history("world", 20)
+    cluster.post([0, 1], "world", shape=(8,))
+    cluster.run()
+    stream = io.BytesIO()
+    packer = Packer(stream)
+    files = sorted((tmp_path / "rings").glob("*.ring"))
+    for file in files:
+        data = file.read_bytes()
+        source = Failing(data, kept) if file == files[1] else io.BytesIO(data)
+        packer.add_stream(f"files/{file.name}", source, len(data))
+    packer.close()
+
     taken(stream.getvalue(), tmp_path / "out")
-    assert contents(tmp_path / "out") == {"short": b"x" * 1000 + bytes(4000), "next": b"here"}
+
+    verdict = diagnose(open_run(tmp_path / "out"))
+    assert any(
+        note.endswith(f"{files[1].name} is not read: cut in transfer") for note in verdict.notes
+    )
+    assert verdict.status != "ok"
+    assert 1 not in (verdict.cause.diverging_ranks if verdict.cause else ())
+
+
+def test_a_file_other_than_the_one_that_was_sent_is_refused(tmp_path: Path) -> None:
+    tar = bytearray(gzip.decompress(packed(("first", b"1" * 600), ("second", b"2"))))
+    tar[600] ^= 1
+
+    with pytest.raises(DamagedFileError, match="first is not as it was sent"):
+        taken(gzip.compress(bytes(tar)), tmp_path)
+
+    assert contents(tmp_path) == {}
+
+
+def test_a_node_of_another_version_states_no_digests(tmp_path: Path) -> None:
+    found = taken(foreign((member("a"), b"1"), (member("b"), b"2")), tmp_path)
+
+    assert contents(tmp_path) == {"a": b"1", "b": b"2"}
+    assert (found.files, found.complete) == (2, True)
 
 
 @pytest.mark.parametrize(

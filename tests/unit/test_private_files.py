@@ -87,7 +87,7 @@ def test_only_a_file_is_copied(recorded: Path, tmp_path: Path, planted: str) -> 
     done = Actions(bundles=tmp_path / "bundles").act(poll)
 
     assert done.bundle is not None
-    assert [path.name for path in done.bundle.glob("rings/*")] == [second.name]
+    assert [path.name for path in done.bundle.glob("rings/*")] == [f"{second.name}.gz"]
 
 
 def test_what_exists_keeps_the_mode_that_its_user_gave_it(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_bundles_of_attach(recorded: Path, tmp_path: Path, redacted: bool) -> No
     bundle.write_bundle(target, poll, diagnose(run).to_dict(), "screen", redacted=redacted)
 
     check_private(tmp_path / "new")
-    assert len(list(target.glob("rings/*.ring"))) == 2
+    assert len(list(target.glob("rings/*.ring.gz"))) == 2
 
 
 def test_bundles_of_watch(recorded: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_bundles_of_watch(recorded: Path, tmp_path: Path) -> None:
 
     assert done.bundle is not None
     check_private(tmp_path / "new")
-    assert len(list(done.bundle.glob("rings/*.ring"))) == 2
+    assert len(list(done.bundle.glob("rings/*.ring.gz"))) == 2
 
 
 def test_what_is_collected(recorded: Path, tmp_path: Path) -> None:

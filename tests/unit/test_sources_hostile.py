@@ -491,6 +491,24 @@ def test_devices_are_not_read(among_others: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(20)
+def test_what_is_no_file_is_named(among_others: Path) -> None:
+    os.mkfifo(among_others / "a.ring")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(among_others / "b.ring"))
+    (among_others / "c.ring").symlink_to("nowhere")
+    (among_others / "d.ring").mkdir()
+    (among_others / "e.ring").symlink_to("/dev/null")
+
+    notes = open_run(among_others).notes
+
+    kinds = {"a": "a FIFO", "b": "a socket", "c": "a dangling link", "d": "a directory"}
+    for name, kind in {**kinds, "e": "a device"}.items():
+        assert f"{among_others / name}.ring is no ring: {kind}" in notes
+    with pytest.raises(InputError, match="no ring: a FIFO"):
+        open_run(among_others / "a.ring")
+
+
+@pytest.mark.timeout(20)
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):

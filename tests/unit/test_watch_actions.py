@@ -188,7 +188,7 @@ def test_the_text_is_what_prometheus_reads(poll: Poll, monkeypatch: pytest.Monke
     assert status == {"ok": 0, "diverged": 1, "hung": 0, "incomplete": 0, "unknown": 0}
     calls = [dict(key[1:]) for key in samples if key[0] == "ncclscope_calls_total"]
     assert [one["rank"] for one in calls] == ["0", "1"]
-    assert calls[0]["comm_name"] == 'tp:0\\"\\n\\\\'
+    assert calls[0]["comm_name"] == 'tp:0\\"\\\\n\\\\'
     assert samples["ncclscope_looked_seconds", ("slurm_job_id", "77")] == 1_700_000_123
     assert (calls[0]["nranks"], calls[0]["n_nodes"]) == ("2", "1")
     assert all(value == 1 for key, value in samples.items() if key[0].endswith("p2p_calls_total"))

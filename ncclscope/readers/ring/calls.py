@@ -24,6 +24,7 @@ from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
+from ncclscope.untrusted import printable, text
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
@@ -106,8 +107,17 @@ def decode(
             # A damaged transfer must not be taken for a part of the common sequence.
             kept = (call.op if call.op in P2P_OPS else "send") if p2p else "?"
             call = DamagedCall(kept, key, seq, call.position, signature=call.signature)
-        calls.append(call)
+        calls.append(_printable(call))
     return calls
+
+
+def _printable(call: Call) -> Call:
+    """Return a call with printable names; only now, since its signature covers the given ones."""
+    names = f"{call.op} {call.dtype} {call.redop}"
+    if printable(names) == names:
+        return call
+    op, dtype, redop = printable(call.op), text(call.dtype), text(call.redop)
+    return replace(call, op=op, dtype=dtype, redop=redop)
 
 
 def decode_member(ring: RingFile, call: int, key: str) -> Call:

@@ -26,7 +26,7 @@ from ncclscope.readers.ring.ranks import communicators, is_alive, log_of, read_r
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, RingImage, whole
 from ncclscope.ring.reader import ChannelState, RingFile
-from ncclscope.untrusted import integer, number, rank_number, text
+from ncclscope.untrusted import integer, number, printable_document, rank_number, text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,7 +177,7 @@ class RingCursor:
     # --- the process -------------------------------------------------------------------------
 
     def _take_about(self, about: dict[str, Any]) -> None:
-        self.about = about
+        self.about = printable_document(about)
         self.rank = rank_number(about.get("rank"))
         self.host = text(about.get("host")) or ""
         self.pid = number(about.get("pid"), _MOST_PIDS)
@@ -375,7 +375,7 @@ class RingCursor:
         )
 
     def _op(self, record: Any) -> str:
-        return self._ring.text(layout.KIND_OP, int(record["op"])) or "?"
+        return text(self._ring.text(layout.KIND_OP, int(record["op"]))) or "?"
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
         """Read the newest calls from the ring, oldest first.

@@ -35,6 +35,7 @@ from ncclscope.untrusted import (
     integers,
     number,
     parse_object,
+    printable,
     rank_number,
     text,
     texts,
@@ -173,7 +174,7 @@ class RingLog:
     @property
     def ops(self) -> frozenset[str]:
         """Operations that the process has enqueued, on any communicator."""
-        return frozenset(self._ring.texts.get(layout.KIND_OP, ()))
+        return frozenset(map(printable, self._ring.texts.get(layout.KIND_OP, ())))
 
     @property
     def calls(self) -> int:

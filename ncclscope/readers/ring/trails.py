@@ -12,6 +12,7 @@ from ncclscope.readers.ring.calls import decode
 from ncclscope.ring import layout
 from ncclscope.ring.image import chosen
 from ncclscope.ring.reader import CHUNK, RingFile
+from ncclscope.untrusted import text
 
 _STEP_OR_UNSENT = layout.FIXED_STEP | layout.FIXED_UNSENT
 
@@ -143,8 +144,8 @@ def activities(ring: RingFile) -> dict[str, Activity]:
     """Return the activities by name; empty for a ring of an older format."""
     found = {}
     for count, since, until, number, name, detail in ring.activities:
-        named = ring.text(layout.KIND_ACTIVITY, name)
+        named = text(ring.text(layout.KIND_ACTIVITY, name))
         if named is not None:
-            about = ring.text(layout.KIND_ACTIVITY, detail)
+            about = text(ring.text(layout.KIND_ACTIVITY, detail))
             found[named] = Activity(named, about, number, count, since, until or None)
     return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ncclscope.model import Transfer
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.transfers import unpack_transfer
-from ncclscope.untrusted import text
+from ncclscope.untrusted import printable
 
 _ATTEMPTS = 3
+_TEXTS = ("id", "request", "engine", "peer", "host", "phase")
 
 
 def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
@@ -26,11 +28,16 @@ def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
             read = unpack_transfer(entry)
             if read is None:
                 torn = True
-            elif text(read[1].id) and text(read[1].engine):
-                found[place] = read
+            elif read[1].id and read[1].engine:
+                found[place] = read[0], _printable(read[1])
         if not torn:
             break
     return tuple(transfer for _, transfer in sorted(found.values(), key=lambda one: one[0]))
+
+
+def _printable(transfer: Transfer) -> Transfer:
+    texts: dict[str, Any] = {name: printable(getattr(transfer, name)) for name in _TEXTS}
+    return replace(transfer, **texts)
 
 
 def lost_transfers(ring: RingImage) -> list[dict[str, Any]]:

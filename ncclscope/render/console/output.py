@@ -14,6 +14,7 @@ from ncclscope.render.console.terminal import stderr_console
 from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.console.watch import one_line
 from ncclscope.stamp import stamped
+from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 
 
@@ -34,7 +35,7 @@ class Output(contextlib.AbstractContextManager["Output"]):
 
     def say(self, text: str) -> None:
         """Show a message that is not part of the result."""
-        print(f"ncclscope: {text}", file=sys.stderr, flush=True)
+        print(f"ncclscope: {printable(text)}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -12,28 +13,57 @@ from ncclscope.untrusted import printable
 
 _PLAIN = str.maketrans("−–·…→←×≤≥│─╭╮╰╯├┤", "---.><x<>|-++++++")
 """What terminals show that know ASCII only, each as wide as what it replaces."""
+_COMMAND = re.compile(r"^(\s*:):")
 
 
 class SafeConsole(Console):
     """Console that escapes control characters in texts, and others where only ASCII is shown.
 
     Labels of communicators, call sites, hosts and paths come from the job, and any of them may hold
-    an escape sequence.
+    an escape sequence. A CI runner obeys a line that begins with ``::``, as a wrapped text may.
     """
+
+    _nested = False
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """Yield the segments of a renderable, with control characters escaped."""
+        # rich calls this for each part of a screen, too; only of the whole are the lines known.
+        whole, self._nested = not self._nested, True
+        try:
+            found = self._safe(super().render(renderable, options))
+            yield from _disarmed(found) if whole else found
+        finally:
+            if whole:
+                self._nested = False
+
+    def _safe(self, segments: Iterable[Segment]) -> Iterable[Segment]:
         ascii_only = self.options.ascii_only
-        for segment in super().render(renderable, options):
+        for segment in segments:
             text, style, control = segment
-            if not (control or text.isprintable()):
+            if not control and (not text.isprintable() or "##[" in text):
                 segment = Segment("\n".join(map(printable, text.split("\n"))), style)
             if ascii_only and not segment.text.isascii():
                 text = segment.text.translate(_PLAIN).encode("ascii", "replace").decode()
                 segment = Segment(text, segment.style, segment.control)
             yield segment
+
+
+def _disarmed(segments: Iterable[Segment]) -> Iterable[Segment]:
+    """Yield segments in which no line has the form of a CI runner's command."""
+    begin = ""
+    """What the current line holds so far: blanks and at most one colon; else a letter."""
+    for segment in segments:
+        text, style, control = segment
+        if control or not text:
+            yield segment
+            continue
+        lines = (begin + text).split("\n")
+        lines = [_COMMAND.sub(r"\1\\x3a", line) for line in lines]
+        yield Segment("\n".join(lines)[len(begin) :], style)
+        last = lines[-1]
+        begin = last if not last.strip() or last.strip() == ":" else "."
 
 
 def stdout_console() -> Console:

@@ -19,6 +19,7 @@ from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
 from ncclscope.render.tui.terminal import Terminal
+from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
 from ncclscope.watch.watch import Watcher
 
@@ -95,7 +96,7 @@ class LiveView(Output):
 
     def say(self, text: str) -> None:
         self._events.add(text)
-        self._stderr.keep(f"ncclscope: {text}\n")
+        self._stderr.keep(f"ncclscope: {printable(text)}\n")
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:

@@ -129,12 +129,14 @@ def bundles(home: Path) -> Runs:
     jobs = {one.name: one for one in ring_base_inputs()}
     waiting = jobs["waiting"]
     stacks = spell(_seen().to_dict())
+    shrunk = {f"{name}.gz": gzip.compress(data, 1, mtime=0) for name, data in waiting.files.items()}
     found = [
         BaseInput("stacks", {CAPTURE_FILE: stacks}, False),
         BaseInput("devices", {CAPTURE_FILE: spell(_devices())}, False),
         BaseInput("ringed", {CAPTURE_FILE: stacks, **_below("rings", waiting.files)}, False),
         BaseInput("collected", _collected(waiting.files), False),
         BaseInput("recorder", _recorder(stacks), False),
+        BaseInput("packed", {CAPTURE_FILE: stacks, **_below("rings", shrunk)}, False),
     ]
     return Runs("bundles", home, found, (damage_json, damage_json, damage_json, _damage_any))
 

@@ -1,0 +1,1 @@
+"""The default places of rings and bundles: make, mark, measure and remove what is in them."""

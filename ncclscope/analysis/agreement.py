@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
-from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
+from ncclscope.analysis.coverage import Coverage, unrecorded_kinds, untraced_texts
 from ncclscope.analysis.failures import failure_of, failures_of, held_engines
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import Motion, read_motions
@@ -79,12 +79,13 @@ def judge_agreement(
         coverage: How much of the job is recorded.
     """
     run = case.run
-    if gone := [number for number in run.missing if number not in run.unreadable]:
-        missing = f"{sentence(ranks_text(gone))} left no record."
+    if lost := [sentence(text) for text in (*_gone(run), *untraced_texts(run))]:
+        missing = f"{'. '.join(lost)}."
         if findings := seen or waiting:  # others may wait for them
             return Agreement("unknown", f"{missing} {_summaries(findings)}")
         if not has_posted(run):
-            return Agreement("unknown", f"{missing} The others have posted no call.")
+            others = " The others have posted no call." if run.ranks else ""
+            return Agreement("unknown", f"{missing}{others}")
         return Agreement("incomplete", f"{missing} The others agree as far as they go.")
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):
@@ -136,6 +137,12 @@ def judge_agreement(
     if any(rank.alive for rank in run.ranks):
         return _living(case, coverage)
     return _past(case, coverage)
+
+
+def _gone(run: Run) -> Iterator[str]:
+    """Yield which ranks left nothing at all."""
+    if gone := [number for number in run.missing if number not in run.unrecorded]:
+        yield f"{ranks_text(gone)} left no record"
 
 
 def shortly_waiting(

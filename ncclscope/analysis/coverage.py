@@ -151,7 +151,7 @@ def is_damaged(run: Run, number: int, key: str) -> bool:
     """
     rank = run.by_rank.get(number)
     if rank is None:
-        return number in run.unreadable
+        return number in run.unrecorded
     return key not in rank.logs and DAMAGED in unrecorded_kinds(rank)
 
 
@@ -175,8 +175,9 @@ def _is_recorded(rank: Rank, entry: Mapping[str, Any]) -> bool:
 
 
 def _missing(run: Run) -> Iterator[str]:
-    if gone := [number for number in run.missing if number not in run.unreadable]:
+    if gone := [number for number in run.missing if number not in run.unrecorded]:
         yield f"{ranks_text(gone)} left no record"
+    yield from untraced_texts(run)
     if run.unreadable:
         yield f"the records of {ranks_text(run.unreadable)} cannot be read, and are left out"
     snapshot = run.snapshot
@@ -191,6 +192,20 @@ def _missing(run: Run) -> Iterator[str]:
         )
     elif bare:
         yield f"{ranks_text(bare)}: no calls of these processes are recorded"
+
+
+def untraced_texts(run: Run) -> Iterator[str]:
+    """Yield which processes are not recorded, and why: ``ranks 1 2 could not be recorded: ...``."""
+    found: dict[str, list[Rank]] = {}
+    for one in run.untraced:
+        found.setdefault(str(one.details.get("untraced")), []).append(one)
+    for why, own in found.items():
+        numbers = [one.rank for one in own if one.rank >= 0]
+        pids = [str(one.pid) for one in own if one.rank < 0]
+        who = [ranks_text(numbers)] if numbers else []
+        if pids:
+            who.append(f"{'pid' if len(pids) == 1 else 'pids'} {' '.join(pids)}")
+        yield f"{' and '.join(who)} could not be recorded: {why}"
 
 
 def _unread(run: Run) -> Iterator[str]:

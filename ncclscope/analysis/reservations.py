@@ -62,7 +62,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     lost = [n for n in comm.ranks if n in cut or is_damaged(case.run, n, comm.key)]
     if not lost:
         return finding
-    unknown = f"It is unknown whether {ranks_text(lost)} joined it: the record is damaged."
+    unknown = _unknown_text(case, lost)
     blamed = finding.diverging_ranks
     alone = finding.kind == "extra_call" and 2 * (len(blamed) + len(lost)) < len(comm.ranks)
     if blamed and not {*blamed} & {*lost} and (alone or finding.kind == "dead_rank"):
@@ -101,6 +101,35 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         confidence="ambiguous",
         odd=None,
         evidence=finding.evidence[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
+    )
+
+
+def _unknown_text(case: Case, lost: Sequence[int]) -> str:
+    untraced = {one.rank for one in case.run.untraced} & {*lost}
+    damaged = {*lost} - untraced
+    them = "it is" if len(untraced) == 1 else "they are"
+    whys = {"the record is damaged": damaged, f"{them} not recorded": untraced}
+    return " ".join(
+        f"It is unknown whether {ranks_text(ranks)} joined it: {why}."
+        for why, ranks in whys.items()
+        if ranks
+    )
+
+
+def unless_untraced(case: Case, finding: Finding) -> Finding:
+    """Return a finding that names no rank which is not recorded: what it does is unknown."""
+    untraced = {one.rank for one in case.run.untraced} & {*finding.diverging_ranks}
+    if not untraced:
+        return finding
+    return replace(
+        finding,
+        diverging_ranks=(),
+        candidate_ranks=tuple(sorted({*finding.diverging_ranks, *finding.candidate_ranks})),
+        confidence="ambiguous",
+        inferred=(
+            *finding.inferred,
+            f"{ranks_text(untraced)} may be there as well: what is not recorded does not show",
+        ),
     )
 
 

@@ -193,6 +193,15 @@ class Verdict:
                 "expected": self.run.expected,
                 "read": len(self.run.ranks),
                 "missing": list(self.run.missing),
+                "untraced": [
+                    {
+                        "rank": one.rank if one.rank >= 0 else None,
+                        "host": one.host,
+                        "pid": one.pid,
+                        "why": one.details.get("untraced"),
+                    }
+                    for one in self.run.untraced
+                ],
             },
             "verdict": cause,
             "findings": [

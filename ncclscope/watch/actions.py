@@ -23,6 +23,7 @@ from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, Usage
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.stamp import stamped
+from ncclscope.watch.killing import why_not_kill
 from ncclscope.watch.poll import Poll
 
 SAMPLE_SECONDS = 0.5
@@ -94,7 +95,9 @@ class Actions:
         if self.command:
             messages += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
-        if self.kill:
+        if self.kill and (why := why_not_kill(poll.verdict)):
+            messages.append(f"no process is killed: {why}")
+        elif self.kill:
             killed = kill(poll.ranks)
             pids = ", ".join(map(str, killed))
             messages.append(f"killed: {pids}" if killed else "no worker was left to kill")
@@ -152,9 +155,10 @@ def keep_bundle(
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub('[^a-z0-9_]', '', kind)}"
     bundle = _new_folder(directory, name)
     make_private(bundle / "rings")
-    for cursor in rings:
+    untraced = (Path(one.source) for one in verdict.run.untraced)
+    for path in (*(cursor.path for cursor in rings), *untraced):
         try:
-            copy_private(cursor.path, bundle / "rings" / cursor.path.name)
+            copy_private(path, bundle / "rings" / path.name)
         except (FileNotFoundError, DamagedFileError):
             continue  # the worker's supervisor may have removed it
         except OSError as error:

@@ -108,4 +108,4 @@ def in_order(untraced: Iterable[Rank]) -> list[Rank]:
 
 def _identity(process: Rank) -> tuple[object, ...]:
     names = ("boot_id", "pid_namespace", "start_ticks")
-    return (process.host, process.pid, *(process.details.get(name) for name in names))
+    return (process.host, process.pid, *(str(process.details.get(name)) for name in names))

@@ -250,10 +250,10 @@ def _make_new(folder: int, name: str) -> tuple[str, int]:
 
 
 def _check_own(directory: Path) -> None:
-    """Refuse a directory that another user created to receive this user's files."""
+    """Create a user's directory in one for all; refuse one that another user has created."""
     # What exists under that name may be a link, which O_NOFOLLOW refuses.
     with contextlib.suppress(FileExistsError):
-        make_private(directory)
+        os.mkdir(directory, 0o700)
     folder = os.open(directory, _FOLDER)
     try:
         if os.fstat(folder).st_uid != os.geteuid():

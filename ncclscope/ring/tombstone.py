@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ncclscope.errors import NcclscopeError
+from ncclscope.errors import NcclscopeError, os_reason
 from ncclscope.ring import layout
 from ncclscope.ring.place import UNTRACED_SUFFIX, leave_pointer, make_in, new_name, places
 from ncclscope.settings import variable
@@ -50,8 +50,7 @@ def until_recorded(directory: str | os.PathLike[str], about: Mapping[str, Any]) 
     try:
         yield
     except BaseException as error:
-        why = error.message if isinstance(error, NcclscopeError) else str(error) or repr(error)
-        stone.keep(why)
+        stone.keep(_reason(error))
         raise
     stone.remove()
 
@@ -122,6 +121,12 @@ class _Tombstone:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, NcclscopeError):
+        return error.message
+    return os_reason(error) if isinstance(error, OSError) else str(error) or repr(error)
 
 
 def _bounded(value: Any) -> Any:

@@ -23,7 +23,7 @@ from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, Usage
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.stamp import stamped
-from ncclscope.watch.killing import why_not_kill
+from ncclscope.watch.killing import unread_text
 from ncclscope.watch.poll import Poll
 
 SAMPLE_SECONDS = 0.5
@@ -95,7 +95,7 @@ class Actions:
         if self.command:
             messages += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
-        if self.kill and (why := why_not_kill(poll.verdict)):
+        if self.kill and (why := unread_text(poll.verdict)):
             messages.append(f"no process is killed: {why}")
         elif self.kill:
             killed = kill(poll.ranks)

@@ -43,17 +43,14 @@ def test_nothing_is_claimed_where_nothing_is_known() -> None:
 
 def test_rings_are_counted_as_they_are_made() -> None:
     size = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
-    for free in (0, 7 * size, 64 << 20, 8 * size, 20 * size + 1, 24 << 30):
-        left, made = free, 0
-        while left >= size * 8:
-            left, made = left - size, made + 1
+    for free, made in ((0, 0), (size, 0), (2 * size, 1), (64 << 20, 4), (16 * size + 1, 8)):
         assert rings_that_fit(free) == made
 
 
 def test_a_container_without_shared_memory_gets_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_systems, "_SHM", tmp_path / "shm")
+    monkeypatch.setattr(file_systems, "SHARED_MEMORY", tmp_path / "shm")
 
     first, *_ = file_systems.check_places("rings", str(tmp_path))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
-from ncclscope.analysis.coverage import Coverage, unrecorded_kinds, untraced_texts
+from ncclscope.analysis.coverage import Coverage, gone_texts, unrecorded_kinds, untraced_texts
 from ncclscope.analysis.failures import failure_of, failures_of, held_engines
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import Motion, read_motions
@@ -79,7 +79,7 @@ def judge_agreement(
         coverage: How much of the job is recorded.
     """
     run = case.run
-    if lost := [sentence(text) for text in (*_gone(run), *untraced_texts(run))]:
+    if lost := [sentence(text) for text in (*gone_texts(run), *untraced_texts(run))]:
         missing = f"{'. '.join(lost)}."
         if findings := seen or waiting:  # others may wait for them
             return Agreement("unknown", f"{missing} {_summaries(findings)}")
@@ -139,12 +139,6 @@ def judge_agreement(
     return _past(case, coverage)
 
 
-def _gone(run: Run) -> Iterator[str]:
-    """Yield which ranks left nothing at all."""
-    if gone := [number for number in run.missing if number not in run.unrecorded]:
-        yield f"{ranks_text(gone)} left no record"
-
-
 def shortly_waiting(
     findings: Sequence[Finding], limit: float, seconds: float | None
 ) -> list[Finding]:
@@ -187,6 +181,9 @@ def _agree(case: Case) -> str:
     if case.survived:
         first = case.survived[0]
         return f"{_differ(first)} All other recorded calls agree, as far as the ranks have come."
+    if not _calls(case.run) and (alone := [one for one in case.run.others if one.logs]):
+        who = "One process" if len(alone) == 1 else f"{len(alone)} processes"
+        return f"{who} recorded calls without a rank, on no communicator of another process."
     return _AGREE if _calls(case.run) else "No collective was recorded."
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import is_damaged
+from ncclscope.analysis.mismatch import PARAMETERS
 from ncclscope.analysis.processes.judgement import SENDERS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.habit import PAST
@@ -23,6 +24,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Call, DamagedCall, Finding, Rank, State
+from ncclscope.model.unranked import unranked
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
@@ -130,6 +132,27 @@ def unless_untraced(case: Case, finding: Finding) -> Finding:
             *finding.inferred,
             f"{ranks_text(untraced)} may be there as well: what is not recorded does not show",
         ),
+    )
+
+
+def unless_unranked(case: Case, finding: Finding) -> Finding:
+    """Return a finding about a wait, capped where members have no rank.
+
+    Which of a communicator's members such a process is decides for whom it waits; and which member
+    left no record is not known.
+    """
+    named = {*finding.diverging_ranks, *finding.candidate_ranks}
+    members = () if finding.comm is None else finding.comm.ranks
+    if finding.kind in PARAMETERS or not unranked((*named, *members)):
+        return finding
+    if named <= case.run.by_rank.keys():
+        limited = "likely" if finding.confidence == "certain" else finding.confidence
+        return replace(finding, confidence=limited)
+    return replace(
+        finding,
+        diverging_ranks=(),
+        candidate_ranks=tuple(sorted({*named, *members})),
+        confidence="ambiguous",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.device import DeviceProgress
+from ncclscope.model.unranked import Unranked
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Row:
             "rank": self.rank.rank,
             "host": self.rank.host,
             "pid": self.rank.pid,
+            **({"has_rank": False} if isinstance(self.rank.rank, Unranked) else {}),
             "labels": dict(self.rank.labels),
             "lost": self.rank.lost,
             "window": self.rank.window,

@@ -74,7 +74,7 @@ class Neighbourhood:
             "comm": self.comm.to_dict(),
             "seq": self.seq,
             "ranks": {
-                str(rank): {str(seq): call.to_dict() for seq, call in calls.items()}
+                str(int(rank)): {str(seq): call.to_dict() for seq, call in calls.items()}
                 for rank, calls in self.calls.items()
             },
         }

@@ -32,6 +32,7 @@ from ncclscope.readers.replicas import number_rest, separate_replicas, span
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
+from ncclscope.readers.unranked import number_unranked
 from ncclscope.readers.untraced import in_order, of_job, read_untraced, separate_untraced
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
@@ -156,7 +157,8 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
     numbered = [process for process in (*processes, *untraced) if process.rank >= 0]
     ranks, untraced_ranks = separate_untraced(separate_replicas(numbered, remarks))
     loose, others = number_rest(ranks, [process for process in processes if process.rank < 0])
-    ranks = with_ends(number_late(with_members([*ranks, *loose])), others)
+    ranks, others = number_unranked([*ranks, *loose], others, remarks)
+    ranks = with_ends(number_late(with_members(ranks)), others)
     ranks.sort(key=lambda rank: rank.rank)
     remarks.extend(restarts(ranks, others))
     communicators: dict[str, Communicator] = {}

@@ -151,7 +151,8 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
             for cursor in running
         }
         for cursor in job:
-            if cursor.over and cursor.started_ns <= newest.get(cursor.rank, -1):
+            replaced = cursor.rank >= 0 and cursor.started_ns <= newest.get(cursor.rank, -1)
+            if cursor.over and replaced:
                 past.append(cursor)
             else:
                 living.append(cursor)

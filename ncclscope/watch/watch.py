@@ -241,7 +241,7 @@ class Watcher:
         If a backend does not report completion, such a job may be idle. Or it may hang, after
         all ranks enqueued the same calls in different orders.
         """
-        ranks = [cursor for cursor in living if not cursor.over and cursor.rank >= 0]
+        ranks = [cursor for cursor in living if not cursor.over and cursor.is_member]
         if any(self._rings.is_lost(c) or self._quiet_seconds(c, now) < self.stall for c in ranks):
             return ()
         return ranks if any(cursor.pending() for cursor in ranks) else ()

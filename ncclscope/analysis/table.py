@@ -123,6 +123,20 @@ def build_table(run: Run) -> list[Row]:
     return rows
 
 
+def untraced_rows(run: Run) -> dict[str, Any]:
+    """Return the processes that could not be recorded in the terms of the JSON verdict, if any."""
+    found = [
+        {
+            "rank": one.rank if one.rank >= 0 else None,
+            "host": one.host,
+            "pid": one.pid,
+            "why": one.details.get("untraced"),
+        }
+        for one in run.untraced
+    ]
+    return {"untraced": found} if found else {}
+
+
 def _is_settled(run: Run, comm: Communicator) -> bool:
     """Return whether all members made the same calls on a communicator, and completed them."""
     logs = [rank.logs[comm.key] for rank in run.members(comm.key)]

@@ -34,7 +34,7 @@ from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.mixed_records import reduce_mixed
 from ncclscope.analysis.sequences.survived import AssumedCall
-from ncclscope.analysis.table import Row, build_table
+from ncclscope.analysis.table import Row, build_table, untraced_rows
 from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.analysis.waits.engine_steps import describe_steps
 from ncclscope.errors import DamagedFileError
@@ -193,15 +193,7 @@ class Verdict:
                 "expected": self.run.expected,
                 "read": len(self.run.ranks),
                 "missing": list(self.run.missing),
-                "untraced": [
-                    {
-                        "rank": one.rank if one.rank >= 0 else None,
-                        "host": one.host,
-                        "pid": one.pid,
-                        "why": one.details.get("untraced"),
-                    }
-                    for one in self.run.untraced
-                ],
+                **untraced_rows(self.run),
             },
             "verdict": cause,
             "findings": [

@@ -96,6 +96,11 @@ class Reports:
         except OSError:
             self.name = ""
 
+    def close(self) -> None:
+        """Listen no longer."""
+        self._socket.close()
+        self.name = ""
+
     def take(self) -> None:
         """Write a file for each report that has come since the last call."""
         while self.name and self._taken < _MOST_REPORTS:

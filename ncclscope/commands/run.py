@@ -104,6 +104,7 @@ class RunCommand:
             say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
         else:
             say("no ring was written: no Python process made a process group of two or more")
+        rings.reports.close()
         return status
 
 

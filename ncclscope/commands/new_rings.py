@@ -15,7 +15,7 @@ from ncclscope.model.text import plural
 from ncclscope.readers.untraced import WHY, read_untraced
 from ncclscope.ring import layout
 from ncclscope.ring.place import UNTRACED_SUFFIX, fallbacks_of, make_in, new_name, places
-from ncclscope.ring.tombstone import PAGE, VERSION
+from ncclscope.ring.tombstone import PAGE, PARTS, VERSION
 from ncclscope.untrusted import parse_object
 
 _BACKLOG = 4096
@@ -125,7 +125,7 @@ class Reports:
         for place in places(self._directory):
             with contextlib.suppress(OSError):
                 is_own = place != self._directory
-                _, descriptor = make_in(place, name, PAGE, PAGE, is_own=is_own)
+                _, descriptor = make_in(place, name, PAGE, PARTS, is_own=is_own)
                 with open(descriptor, "wb") as file:
                     file.write(page)
                 return

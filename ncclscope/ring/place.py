@@ -15,7 +15,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,39 +54,36 @@ class RingPlace:
     reason: str = ""
 
 
-def make_file(directory: Path, size: int, *, first: int | None = None) -> RingPlace:
+def make_file(
+    directory: Path, size: int, parts: Sequence[tuple[int, int]] | None = None
+) -> RingPlace:
     """Create a file with reserved space, in the directory or in the first place that has room.
 
     Args:
         directory: Requested directory; created with mode 0700 if absent.
         size: Size in bytes.
-        first: Bytes to reserve now; all by default. The rest of the file is a hole.
+        parts: Offset and size of each part that is reserved; all by default. The rest of the file
+            is a hole.
 
     Raises:
         RingError: There is no room in any place.
     """
-    reserved = size if first is None else min(first, size)
+    reserved = [(0, size)] if parts is None else parts
+    needed = SPARE * _coming() * sum(length for _, length in reserved)
     name = new_name()
     failed: list[tuple[Path, str]] = []
     for place in places(directory):
         try:
-            path, descriptor = make_in(
-                place,
-                name + layout.SUFFIX,
-                size,
-                reserved,
-                free=reserved * SPARE * _coming(),
-                is_own=place != directory,
-            )
+            full_name, is_own = name + layout.SUFFIX, place != directory
+            path, descriptor = make_in(place, full_name, size, reserved, free=needed, is_own=is_own)
         except OSError as error:
             failed.append((place, _reason(error)))
         else:
             return RingPlace(path, descriptor, _reasons(failed))
     tried = " nor in ".join(f"{place} ({reason})" for place, reason in failed)
-    needed = reserved * SPARE * _coming()
     raise RingError(
         f"no ring can be created in {tried}",
-        f"set NCCLSCOPE_DIR to a directory with {max(1, -(-needed >> 20))} MB free",
+        f"set NCCLSCOPE_DIR to a directory with {-(-needed >> 20)} MB free",
     )
 
 
@@ -183,7 +180,13 @@ def leave_pointer(directory: Path, path: Path) -> bool:
 
 
 def make_in(
-    directory: Path, name: str, size: int, reserved: int, *, free: int = 0, is_own: bool = False
+    directory: Path,
+    name: str,
+    size: int,
+    parts: Sequence[tuple[int, int]],
+    *,
+    free: int = 0,
+    is_own: bool = False,
 ) -> tuple[Path, int]:
     """Create a file in a directory, which is created with mode 0700 if absent.
 
@@ -191,7 +194,7 @@ def make_in(
         directory: The directory.
         name: Name of the file; a number is added where it is taken.
         size: Size in bytes.
-        reserved: Bytes from the beginning for which space is reserved.
+        parts: Offset and size of each part that is reserved.
         free: Bytes that must be free before.
         is_own: Refuse a directory in one that another user has made for this user.
 
@@ -217,9 +220,9 @@ def make_in(
     try:
         full_name, descriptor = _make_new(folder, name)
         try:
-            os.posix_fallocate(descriptor, 0, reserved)
-            if size > reserved:
-                os.ftruncate(descriptor, size)
+            os.ftruncate(descriptor, size)
+            for offset, length in parts:
+                os.posix_fallocate(descriptor, offset, length)
             mmap.mmap(descriptor, min(size, mmap.PAGESIZE)).close()  # not all can be mapped
         except (OSError, ValueError):
             os.close(descriptor)

@@ -27,6 +27,8 @@ from ncclscope.settings import variable
 
 VERSION = 1
 PAGE = 4096
+PARTS = ((0, PAGE),)
+"""What is reserved of the file: all of it."""
 REPORTS = "REPORTS"
 """Variable of ncclscope with the name of the socket on which the launcher listens."""
 UNFINISHED = "its ring was not finished: the process ended, or was stopped, while it made one"
@@ -88,7 +90,7 @@ class _Tombstone:
         for place in places(directory):
             is_own = place != directory
             try:
-                path, self._descriptor = make_in(place, name, PAGE, PAGE, is_own=is_own)
+                path, self._descriptor = make_in(place, name, PAGE, PARTS, is_own=is_own)
             except OSError:
                 continue
             self._paths = [path]

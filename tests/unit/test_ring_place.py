@@ -217,7 +217,7 @@ def test_room_is_left_for_all_processes_of_the_host(
     (tmp_path / "rings").mkdir()
     for count, expected in (("1", tmp_path / "rings"), ("8", disk)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
-        made = place.make_file(tmp_path / "rings", 64 << 20, first=1 << 20)
+        made = place.make_file(tmp_path / "rings", 64 << 20, [(0, 1 << 19), (32 << 20, 1 << 19)])
         os.close(made.descriptor)
         assert made.path.is_relative_to(expected)
         status = made.path.stat()

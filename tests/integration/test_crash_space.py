@@ -154,7 +154,7 @@ def test_with_room_the_ring_is_where_it_was_asked_for(on_tmpfs: Runner, tmp_path
 def test_a_small_one_is_left_to_the_job_and_the_ring_is_found_on_disk(
     on_tmpfs: Runner, tmp_path: Path
 ) -> None:
-    found, output = on_tmpfs("8m")
+    found, output = on_tmpfs("300k")
 
     (folder,) = tmp_path.glob("ncclscope-*/rings")
     assert Path(found["ring"]).parent == folder
@@ -191,7 +191,7 @@ def test_one_that_fills_up_later_does_not_kill_the_program(on_tmpfs: Runner) -> 
 def test_without_room_anywhere_there_is_one_warning_and_the_program_goes_on(
     on_tmpfs: Runner, tmp_path: Path
 ) -> None:
-    found, output = on_tmpfs("8m", "temporary files there too")
+    found, output = on_tmpfs("300k", "temporary files there too")
 
     assert found["ring"] is None
     assert not list(tmp_path.glob("ncclscope-*"))

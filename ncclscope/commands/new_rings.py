@@ -11,12 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
+from ncclscope.model import Rank
 from ncclscope.model.text import plural
-from ncclscope.readers.untraced import WHY, read_untraced
+from ncclscope.readers.untraced import WHY, parse_untraced, read_untraced
 from ncclscope.ring import layout
 from ncclscope.ring.place import UNTRACED_SUFFIX, fallbacks_of, make_in, new_name, places
-from ncclscope.ring.tombstone import PAGE, PARTS, VERSION
-from ncclscope.untrusted import parse_object
+from ncclscope.ring.tombstone import PAGE, PARTS
 
 _BACKLOG = 4096
 _MOST_REPORTS = 4096
@@ -49,13 +49,14 @@ class NewRings:
 
     def untraced(self) -> list[str]:
         """Return how many processes could not be recorded and why, a line for each reason."""
-        whys: Counter[str] = Counter()
+        found: list[Rank | None] = []
         for place in self.places():
             for name in _names(place) - self._before[place]:
                 if name.endswith(UNTRACED_SUFFIX):
                     with contextlib.suppress(OSError, DamagedFileError):
-                        if (one := read_untraced(place / name)) is not None:
-                            whys[str(one.details[WHY])] += 1
+                        found.append(read_untraced(place / name))
+        found += self.reports.unkept
+        whys = Counter(str(one.details[WHY]) for one in found if one is not None)
         return [
             f"{plural(count, 'process')} could not be recorded: {why}"
             for why, count in whys.items()
@@ -82,11 +83,13 @@ class Reports:
 
     Attributes:
         name: Name of the socket, for the environment; empty where none can be made.
+        unkept: The processes for which no place takes a file from this process either.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._taken = 0
+        self.unkept: list[Rank] = []
         self.name = f"ncclscope-{os.getpid()}-{secrets.token_hex(8)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -110,16 +113,16 @@ class Reports:
                 return
             with end:
                 end.setblocking(False)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, DamagedFileError):
                     self._keep(end)
 
     def _keep(self, end: socket.socket) -> None:
         # Any user of the machine can connect: the name of a socket has no permissions.
         sent = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         page = end.recv(PAGE)
-        is_ours = _CREDENTIALS.unpack(sent)[1] in (os.getuid(), 0)
-        if not is_ours or parse_object(page).get("ncclscope_untraced") != VERSION:
+        if _CREDENTIALS.unpack(sent)[1] not in (os.getuid(), 0):
             return
+        rank = parse_untraced(page, "a report")
         self._taken += 1
         name = f"{new_name()}-{self._taken}{UNTRACED_SUFFIX}"
         for place in places(self._directory):
@@ -129,6 +132,8 @@ class Reports:
                 with open(descriptor, "wb") as file:
                     file.write(page)
                 return
+        if rank is not None:
+            self.unkept.append(rank)
 
 
 def _names(directory: Path) -> set[str]:

@@ -100,9 +100,10 @@ class RunCommand:
             if explainer is not None and status and not explained:
                 explainer.explain_end()
             say(f"{written} ring{'s' * (written > 1)} written")
-        if written or untraced:
-            say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
-        else:
+        places = rings.places() if written or untraced else []
+        if places:
+            say(f"ncclscope diagnose {shlex.join(map(str, places))}")
+        elif not untraced:
             say("no ring was written: no Python process made a process group of two or more")
         rings.reports.close()
         return status

@@ -49,9 +49,22 @@ def read_untraced(path: Path) -> Rank | None:
         OSError: It cannot be read.
     """
     with open(open_regular(path, follow=False), "rb") as file:
-        about = parse_object(file.read(PAGE + 1)[:PAGE])
+        return parse_untraced(file.read(PAGE), str(path))
+
+
+def parse_untraced(page: bytes, source: str) -> Rank | None:
+    """Return the rank of :func:`read_untraced`.
+
+    Args:
+        page: Contents of the file.
+        source: Its path.
+
+    Raises:
+        DamagedFileError: It is not the page of such a file.
+    """
+    about = parse_object(page)
     if about.get("ncclscope_untraced") != VERSION:
-        raise DamagedFileError(f"{path} does not say which process is not recorded")
+        raise DamagedFileError(f"{source} does not say which process is not recorded")
     host, pid = text(about.get("host")) or "", number(about.get("pid"), _MOST_PIDS)
     written = integer(about.get("time_ns")) or 0
     alive = is_alive(about, host, pid)
@@ -70,7 +83,7 @@ def read_untraced(path: Path) -> Rank | None:
         started_ns=integer(about.get("started_ns")) or None,
         last_seen_ns=now if alive else written or None,
         alive=alive,
-        source=printable(str(path)),
+        source=printable(source),
         details={**details, WHY: printable(why)},
     )
 

@@ -107,22 +107,32 @@ def test_nobody_is_killed_for_a_rank_that_is_not_recorded(rings: Path, named: st
     assert "killed:" not in text.replace("no process is killed:", "")
 
 
-def test_all_ranks_of_a_small_container_are_counted() -> None:
-    """A tiny /dev/shm beside a root that is read-only: there is no room for any ring."""
-    script = (
-        "mount -t tmpfs -o size=256k tmpfs /dev/shm && mount -o remount,ro,bind / && "
-        'export TMPDIR=/tmp HOME=/nonexistent && "$@" 2>/dev/shm/err; echo "status $?"; '
-        "cat /dev/shm/err; " + f"{sys.executable} -m ncclscope diagnose /dev/shm --json"
-    )
-    unshare = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+UNSHARE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
+
+
+def in_container(mount: str, then: str, *, stall: str = "1") -> subprocess.CompletedProcess[str]:
+    """Run the job where the root directory is read-only, as in many containers.
+
+    Args:
+        mount: Options of the mount of /dev/shm.
+        then: Shell commands that follow the job, whose stderr is the standard output.
+        stall: Seconds until a hang.
+    """
+    shm = f"mount -t tmpfs -o {mount} tmpfs /dev/shm && mount -o remount,ro,bind /"
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("only root can make a root directory read-only")
-    if ended([*unshare, "mount -t tmpfs t /dev/shm && mount -o remount,ro,bind /"]).returncode:
+    if ended([*UNSHARE, shm]).returncode:
         pytest.skip("no file system can be mounted here")
     job = [sys.executable, "-c", JOB, 1 << 40, ""]
-    command = [*NCCLSCOPE, "run", "--kill-after", "0", "--stall", "1", "--", *job]
+    command = [*NCCLSCOPE, "run", "--kill-after", "0", "--stall", stall, "--", *job]
+    script = f'{shm}; export TMPDIR= HOME=/nonexistent; "$@" 2>&1; echo "status $?"; {then}'
+    return ended([*UNSHARE, script, "sh", *command])
 
-    done = ended([*unshare, script, "sh", *command])
+
+def test_all_ranks_of_a_small_container_are_counted() -> None:
+    diagnose = f"{sys.executable} -m ncclscope diagnose /dev/shm --json"
+
+    done = in_container("size=256k", diagnose)
 
     assert "status 0\n" in done.stdout, done.stdout + done.stderr
     head, _, document = done.stdout.partition("{")
@@ -130,3 +140,13 @@ def test_all_ranks_of_a_small_container_are_counted() -> None:
     found = json.loads("{" + document)
     assert found["status"] == "unknown"
     assert [one["rank"] for one in found["ranks"]["untraced"]] == [0, 1, 2, 3]
+
+
+def test_without_any_place_the_job_runs_and_its_launcher_knows() -> None:
+    done = in_container("ro", "true")
+
+    assert "status 0\n" in done.stdout, done.stdout + done.stderr
+    assert "nothing may be recorded: no directory can be made in /dev/shm" in done.stdout
+    assert "4 processes could not be recorded: no ring can be created in" in done.stdout
+    assert "no ring was written" not in done.stdout
+    assert "ncclscope diagnose" not in done.stdout

@@ -134,8 +134,8 @@ class DeadRank:
                 continue
             if rank is None:
                 # One finding covers all ranks without a record.
-                if late and number in case.run.unreadable:
-                    continue  # it left a record, which is damaged
+                if late and number in case.run.unrecorded:
+                    continue  # it came: its record is damaged, or it could make none
                 if not unknown and self._missed_by_all(case, number, waiting):
                     led = late or not {*waiting}.isdisjoint(case.waits.cycle)
                     yield self._finding(case, number, waiting, _no_record(case), consequence=led)

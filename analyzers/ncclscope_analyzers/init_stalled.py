@@ -159,11 +159,13 @@ class InitStalled:
             absent = tuple(n for n in absent if n not in ended_inside)
         if absent:
             who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
-            have = "has" if len(absent) == 1 else "have"
+            have = f"{'has' if len(absent) == 1 else 'have'} not come"
+            if {*absent} <= case.run.unrecorded:
+                have = "may not have come"
             doing = "; ".join(_doing(case, n) for n in absent[:_SHOWN])
             return self._finding(
                 case, inside, absent,
-                f"{sentence(who)} {have} not come to {one.text}, in which {ranks_text(inside)} "
+                f"{sentence(who)} {have} to {one.text}, in which {ranks_text(inside)} "
                 f"{_waits(inside)} for {seconds:.0f} s; {doing}.",
                 blames=2 * len(absent) <= case.run.expected,
             )  # fmt: skip
@@ -266,7 +268,9 @@ class InitStalled:
         for number in absent[:_SHOWN]:
             rank = run.by_rank.get(number)
             if rank is None:
-                evidence.append(f"no record of rank {number} was found")
+                known = number in run.unrecorded
+                none = f"no record of rank {number} was found"
+                evidence.append(_doing(case, number) if known else none)
                 continue
             evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
@@ -277,7 +281,7 @@ class InitStalled:
         if limit := timeout_text(run.by_rank[first], waiting[first]):
             evidence.append(limit)
         inferred = []
-        if any(number not in run.by_rank for number in absent):
+        if any(n not in run.by_rank and n not in run.unrecorded for n in absent):
             inferred.append("a process without a ring was not started, or has not got that far")
         asked = waiting[first] if waiting[first].name == STORE_WAIT else store
         ended = [
@@ -415,6 +419,8 @@ def _has_ended(case: Case, number: int) -> bool:
 def _doing(case: Case, number: int) -> str:
     """Return what a rank does instead, as far as it is recorded."""
     rank: Rank | None = case.run.by_rank.get(number)
+    if rank is None and number in case.run.unrecorded:
+        return f"what rank {number} does is not recorded"
     if rank is None:
         return f"rank {number} left no record"
     if (how := case.how_it_ended(rank)) is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
-from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
+from ncclscope.analysis.coverage import Coverage, gone_texts, unrecorded_kinds, untraced_texts
 from ncclscope.analysis.failures import failure_of, failures_of, held_engines
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import Motion, read_motions
@@ -79,12 +79,13 @@ def judge_agreement(
         coverage: How much of the job is recorded.
     """
     run = case.run
-    if gone := [number for number in run.missing if number not in run.unreadable]:
-        missing = f"{sentence(ranks_text(gone))} left no record."
+    if lost := [sentence(text) for text in (*gone_texts(run), *untraced_texts(run))]:
+        missing = f"{'. '.join(lost)}."
         if findings := seen or waiting:  # others may wait for them
             return Agreement("unknown", f"{missing} {_summaries(findings)}")
         if not has_posted(run):
-            return Agreement("unknown", f"{missing} The others have posted no call.")
+            others = " The others have posted no call." if run.ranks else ""
+            return Agreement("unknown", f"{missing}{others}")
         return Agreement("incomplete", f"{missing} The others agree as far as they go.")
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):
@@ -180,6 +181,9 @@ def _agree(case: Case) -> str:
     if case.survived:
         first = case.survived[0]
         return f"{_differ(first)} All other recorded calls agree, as far as the ranks have come."
+    if not _calls(case.run) and (alone := [one for one in case.run.others if one.logs]):
+        who = "One process" if len(alone) == 1 else f"{len(alone)} processes"
+        return f"{who} recorded calls without a rank, on no communicator of another process."
     return _AGREE if _calls(case.run) else "No collective was recorded."
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from ncclscope.analysis.damaged import has_damaged_transfers, is_peerless
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
-from ncclscope.analysis.wording import comm_text, ranks_text
+from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
+from ncclscope.model.unranked import unranked
 from ncclscope.untrusted import printable
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
@@ -151,7 +152,7 @@ def is_damaged(run: Run, number: int, key: str) -> bool:
     """
     rank = run.by_rank.get(number)
     if rank is None:
-        return number in run.unreadable
+        return number in run.unrecorded
     return key not in rank.logs and DAMAGED in unrecorded_kinds(rank)
 
 
@@ -175,8 +176,8 @@ def _is_recorded(rank: Rank, entry: Mapping[str, Any]) -> bool:
 
 
 def _missing(run: Run) -> Iterator[str]:
-    if gone := [number for number in run.missing if number not in run.unreadable]:
-        yield f"{ranks_text(gone)} left no record"
+    yield from gone_texts(run)
+    yield from untraced_texts(run)
     if run.unreadable:
         yield f"the records of {ranks_text(run.unreadable)} cannot be read, and are left out"
     snapshot = run.snapshot
@@ -191,6 +192,29 @@ def _missing(run: Run) -> Iterator[str]:
         )
     elif bare:
         yield f"{ranks_text(bare)}: no calls of these processes are recorded"
+
+
+def gone_texts(run: Run) -> Iterator[str]:
+    """Yield which ranks left nothing at all: ``ranks 1 2 left no record``."""
+    gone = [number for number in run.missing if number not in run.unrecorded]
+    if gone and unranked(rank.rank for rank in run.ranks):
+        yield f"{plural(len(gone), 'further member')} left no record"  # which ones is not known
+    elif gone:
+        yield f"{ranks_text(gone)} left no record"
+
+
+def untraced_texts(run: Run) -> Iterator[str]:
+    """Yield which processes are not recorded, and why: ``ranks 1 2 could not be recorded: ...``."""
+    found: dict[str, list[Rank]] = {}
+    for one in run.untraced:
+        found.setdefault(str(one.details.get("untraced")), []).append(one)
+    for why, own in found.items():
+        numbers = [one.rank for one in own if one.rank >= 0]
+        pids = [str(one.pid) for one in own if one.rank < 0]
+        who = [ranks_text(numbers)] if numbers else []
+        if pids:
+            who.append(f"{'pid' if len(pids) == 1 else 'pids'} {' '.join(pids)}")
+        yield f"{' and '.join(who)} could not be recorded: {why}"
 
 
 def _unread(run: Run) -> Iterator[str]:

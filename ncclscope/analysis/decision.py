@@ -25,6 +25,8 @@ from ncclscope.analysis.reservations import (
     unless_in_flight,
     unless_moving,
     unless_slow,
+    unless_unranked,
+    unless_untraced,
 )
 from ncclscope.analysis.waits.endings import interrupted_after
 from ncclscope.analysis.waits.noted import doing_in_common, raised_line
@@ -89,6 +91,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     if not coverage.complete:
         seen = [_capped(one) for one in seen]
     found += seen
+    found = [unless_unranked(case, unless_untraced(case, one)) for one in found]
     return [with_host(case, _placed(case, one, positions)) for one in found]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import is_damaged
+from ncclscope.analysis.mismatch import PARAMETERS
 from ncclscope.analysis.processes.judgement import SENDERS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.habit import PAST
@@ -23,6 +24,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Call, DamagedCall, Finding, Rank, State
+from ncclscope.model.unranked import unranked
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
@@ -62,7 +64,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     lost = [n for n in comm.ranks if n in cut or is_damaged(case.run, n, comm.key)]
     if not lost:
         return finding
-    unknown = f"It is unknown whether {ranks_text(lost)} joined it: the record is damaged."
+    unknown = _unknown_text(case, lost)
     blamed = finding.diverging_ranks
     alone = finding.kind == "extra_call" and 2 * (len(blamed) + len(lost)) < len(comm.ranks)
     if blamed and not {*blamed} & {*lost} and (alone or finding.kind == "dead_rank"):
@@ -101,6 +103,56 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         confidence="ambiguous",
         odd=None,
         evidence=finding.evidence[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
+    )
+
+
+def _unknown_text(case: Case, lost: Sequence[int]) -> str:
+    untraced = {one.rank for one in case.run.untraced} & {*lost}
+    damaged = {*lost} - untraced
+    them = "it is" if len(untraced) == 1 else "they are"
+    whys = {"the record is damaged": damaged, f"{them} not recorded": untraced}
+    return " ".join(
+        f"It is unknown whether {ranks_text(ranks)} joined it: {why}."
+        for why, ranks in whys.items()
+        if ranks
+    )
+
+
+def unless_untraced(case: Case, finding: Finding) -> Finding:
+    """Return a finding that names no rank which is not recorded: what it does is unknown."""
+    untraced = {one.rank for one in case.run.untraced} & {*finding.diverging_ranks}
+    if not untraced:
+        return finding
+    return replace(
+        finding,
+        diverging_ranks=(),
+        candidate_ranks=tuple(sorted({*finding.diverging_ranks, *finding.candidate_ranks})),
+        confidence="ambiguous",
+        inferred=(
+            *finding.inferred,
+            f"{ranks_text(untraced)} may be there as well: what is not recorded does not show",
+        ),
+    )
+
+
+def unless_unranked(case: Case, finding: Finding) -> Finding:
+    """Return a finding about a wait, capped where members have no rank.
+
+    Which of a communicator's members such a process is decides for whom it waits; and which member
+    left no record is not known.
+    """
+    named = {*finding.diverging_ranks, *finding.candidate_ranks}
+    members = () if finding.comm is None else finding.comm.ranks
+    if finding.kind in PARAMETERS or not unranked((*named, *members)):
+        return finding
+    if named <= case.run.by_rank.keys():
+        limited = "likely" if finding.confidence == "certain" else finding.confidence
+        return replace(finding, confidence=limited)
+    return replace(
+        finding,
+        diverging_ranks=(),
+        candidate_ranks=tuple(sorted({*named, *members})),
+        confidence="ambiguous",
     )
 
 

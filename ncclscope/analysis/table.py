@@ -9,6 +9,7 @@ from typing import Any
 
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.device import DeviceProgress
+from ncclscope.model.unranked import Unranked
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Row:
             "rank": self.rank.rank,
             "host": self.rank.host,
             "pid": self.rank.pid,
+            **({"has_rank": False} if isinstance(self.rank.rank, Unranked) else {}),
             "labels": dict(self.rank.labels),
             "lost": self.rank.lost,
             "window": self.rank.window,
@@ -119,6 +121,20 @@ def build_table(run: Run) -> list[Row]:
             cells[label] = Cell(comm, calls, delta, last, transfers.get(key), rank.device.get(key))
         rows.append(Row(rank, dict(sorted(cells.items()))))
     return rows
+
+
+def untraced_rows(run: Run) -> dict[str, Any]:
+    """Return the processes that could not be recorded in the terms of the JSON verdict, if any."""
+    found = [
+        {
+            "rank": one.rank if one.rank >= 0 else None,
+            "host": one.host,
+            "pid": one.pid,
+            "why": one.details.get("untraced"),
+        }
+        for one in run.untraced
+    ]
+    return {"untraced": found} if found else {}
 
 
 def _is_settled(run: Run, comm: Communicator) -> bool:

@@ -34,7 +34,7 @@ from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.mixed_records import reduce_mixed
 from ncclscope.analysis.sequences.survived import AssumedCall
-from ncclscope.analysis.table import Row, build_table
+from ncclscope.analysis.table import Row, build_table, untraced_rows
 from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.analysis.waits.engine_steps import describe_steps
 from ncclscope.errors import DamagedFileError
@@ -74,7 +74,7 @@ class Neighbourhood:
             "comm": self.comm.to_dict(),
             "seq": self.seq,
             "ranks": {
-                str(rank): {str(seq): call.to_dict() for seq, call in calls.items()}
+                str(int(rank)): {str(seq): call.to_dict() for seq, call in calls.items()}
                 for rank, calls in self.calls.items()
             },
         }
@@ -193,6 +193,7 @@ class Verdict:
                 "expected": self.run.expected,
                 "read": len(self.run.ranks),
                 "missing": list(self.run.missing),
+                **untraced_rows(self.run),
             },
             "verdict": cause,
             "findings": [

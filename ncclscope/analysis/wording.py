@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run, sites
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.text import plural, ranks_text, shape_text, sizes_text, verb
+from ncclscope.model.unranked import Unranked
 from ncclscope.untrusted import printable
 
 __all__ = [
@@ -110,8 +111,10 @@ def kept_text(ranks: Sequence[Rank]) -> str:
 
 
 def rank_text(run: Run, number: int) -> str:
-    """Return ``rank 6 (node-15, pid 3408431)``."""
+    """Return ``rank 6 (node-15, pid 3408431)``; ``pid 4711 (node-15)`` without a rank."""
     rank = run.by_rank.get(number)
+    if rank is not None and isinstance(rank.rank, Unranked):
+        return f"{ranks_text([rank.rank])}{f' ({rank.host})' if rank.host else ''}"
     if rank is None or not (rank.host or rank.pid):
         return f"rank {number}"
     where = [rank.host] if rank.host else []

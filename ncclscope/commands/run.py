@@ -9,13 +9,14 @@ import os
 import shlex
 import shutil
 import signal
-import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from ncclscope.commands.explainer import Explainer
 from ncclscope.commands.launchers import launcher_name
+from ncclscope.commands.new_rings import NewRings
 from ncclscope.commands.options import add_flag, add_hang_options, add_seconds_option, say
 from ncclscope.errors import ProgramError, UsageError, os_reason
 from ncclscope.launch.signals import end_with, interruptible
@@ -24,13 +25,11 @@ from ncclscope.model.metadata import LAUNCHER
 from ncclscope.model.text import plural
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
-from ncclscope.ring import layout
-from ncclscope.ring.place import fallback_of
+from ncclscope.ring.place import SHARED_MEMORY, bases, temporary
 from ncclscope.store.run_directory import DefaultPlaces
 from ncclscope.tracing import session
 from ncclscope.tracing.launchers import record_ends
 
-_SHARED_MEMORY = Path("/dev/shm")
 _STALL = 20.0
 _LONGEST = 86_400.0
 
@@ -97,13 +96,18 @@ class RunCommand:
         if shutil.which(command[0]) is None:
             raise _missing(command[0])
         options = _watch_options(arguments)
-        directory = _made(arguments.dir) if arguments.dir else own.enter(_default_directory, say)
-        rings = _NewRings(directory)
-        say(f"rings go to {directory}")
+        said: list[str] = []
+        if arguments.dir:
+            directory = _made(arguments.dir)
+            said = [f"rings go to {directory}"]
+        else:
+            directory = own.enter(lambda: _default_directory(said.append), say)
+        rings = NewRings(directory)
+        say(said[-1])
         if os.environ.get("NCCLSCOPE") == "0":
             say("NCCLSCOPE=0 is set: nothing will be traced")
         explainer = None if arguments.no_explain else Explainer(directory, options, rings.places)
-        environment = _environment(directory)
+        environment = _environment(directory, rings.reports.name)
         try:
             supervisor = Supervisor(command, environment, explainer)
         except OSError as error:
@@ -113,6 +117,10 @@ class RunCommand:
         status = ended.status if ended.status >= 0 else 128 - ended.status
         with contextlib.suppress(KeyboardInterrupt), interruptible():
             explained = explainer is not None and explainer.end()
+            untraced = rings.untraced()
+            for line in untraced:
+                say(line)
+            fate = ""
             if written := rings.count():
                 if status and not (ended.interrupted or explained):
                     run = environment["NCCLSCOPE_RUN"]
@@ -124,10 +132,12 @@ class RunCommand:
                 keep = arguments.keep or status != 0
                 fate = own.settle(environment["NCCLSCOPE_RUN"], alarm=alarm, keep=keep)
                 say(f"{plural(written, 'ring')} {fate or 'written'}")
-                if not fate:
-                    say(f"ncclscope diagnose {shlex.join(map(str, rings.places()))}")
-            else:
+            places = rings.places() if written or untraced else []
+            if places and not fate:
+                say(f"ncclscope diagnose {shlex.join(map(str, places))}")
+            elif not places:
                 say("no ring was written: no Python process made a process group of two or more")
+        rings.reports.close()
         if ended.by_terminal and ended.status == -signal.SIGINT:
             end_with(signal.SIGINT)  # else a loop of a shell would go on after Ctrl-C
         return status
@@ -149,6 +159,7 @@ def _made(name: str) -> Path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(f"rings cannot be written to {directory}: {os_reason(error)}") from None
+    say(f"rings go to {directory}")
     return directory
 
 
@@ -158,8 +169,7 @@ def _watch_options(arguments: argparse.Namespace) -> list[str]:
         given = getattr(arguments, name)
         if given is not None and not 0 <= given <= _LONGEST:
             raise UsageError(f"--{name.replace('_', '-')} takes seconds from 0 to {_LONGEST:g}")
-    home = None if arguments.bundle else private_home(Path(tempfile.gettempdir()))
-    bundles = arguments.bundle or (home / "hangs" if home is not None else None)
+    bundles = arguments.bundle or _hangs()
     options = ["--stall", str(arguments.stall)]
     if bundles is not None:
         options += ["--bundle", str(bundles)]
@@ -170,10 +180,22 @@ def _watch_options(arguments: argparse.Namespace) -> list[str]:
     return options
 
 
-def _environment(directory: Path) -> dict[str, str]:
+def _hangs() -> Path | None:
+    """Return the directory of bundles; None where no directory can be made."""
+    for base in (temporary(), SHARED_MEMORY):
+        if base is not None and (home := private_home(base)) is not None:
+            return home / "hangs"
+    return None
+
+
+def _environment(directory: Path, reports: str) -> dict[str, str]:
     """Return our environment, extended so that each process records.
 
     Python installs the patches, and NCCL loads the profiler plugin in any program.
+
+    Args:
+        directory: Directory of the rings.
+        reports: Socket on which a process can say that it cannot be recorded; empty for none.
     """
     bootstrap = Path(session.__file__).parent / "bootstrap"
     path = os.environ.get("PYTHONPATH")
@@ -185,6 +207,8 @@ def _environment(directory: Path) -> dict[str, str]:
         "NCCL_SCOPE_DIR": str(directory),
         "NCCLSCOPE_RUN": name,
         "NCCL_SCOPE_RUN": name,
+        "NCCLSCOPE_REPORTS": reports,
+        "NCCL_SCOPE_REPORTS": reports,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else str(bootstrap),
     }
 
@@ -197,48 +221,20 @@ def _run_name() -> str:
     return launcher_name() or uuid.uuid4().hex[:16]
 
 
-def _default_directory() -> Path:
+def _default_directory(say: Callable[[str], None]) -> Path:
+    """Make a directory in the first default place that takes one; `say` receives which and why."""
     shared = launcher_name()
     name = shared or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    for base in (_SHARED_MEMORY, Path(tempfile.gettempdir())):
+    refused: list[str] = []
+    for base in bases():
         home = private_home(base)
         with contextlib.suppress(OSError):
             if home is not None:
                 directory = home / name
                 directory.mkdir(mode=0o700, exist_ok=bool(shared))
+                why = f": no directory can be made in {', '.join(refused)}" if refused else ""
+                say(f"rings go to {directory.resolve()}{why}")
                 return directory.resolve()
-    raise UsageError("no directory for the rings can be made", "name one with --dir")
-
-
-class _NewRings:
-    """The rings that a run writes, also those for which its directory has no room.
-
-    Args:
-        directory: Requested directory.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._fallback = fallback_of(directory)
-        self._before = _ring_names(directory) | _ring_names(self._fallback)
-
-    def places(self) -> list[Path]:
-        """Return the directories to read."""
-        here = [self._directory] if _ring_names(self._directory) else []
-        return [*here, self._fallback] if self._elsewhere() else here
-
-    def count(self) -> int:
-        """Return how many rings were written."""
-        return len((_ring_names(self._directory) - self._before) | self._elsewhere())
-
-    def _elsewhere(self) -> set[str]:
-        """Return the rings on disk that no file in the requested directory names."""
-        return _ring_names(self._fallback) - self._before - _ring_names(self._directory)
-
-
-def _ring_names(directory: Path) -> set[str]:
-    """Return the names of rings in a directory, and of those that it points to."""
-    with contextlib.suppress(OSError):
-        names = (name.removesuffix(layout.MOVED_SUFFIX) for name in os.listdir(directory))
-        return {name for name in names if name.endswith(layout.SUFFIX)}
-    return set()
+        refused.append(str(base))
+    say(f"nothing may be recorded: no directory can be made in {', '.join(refused)}")
+    return SHARED_MEMORY / f"ncclscope-{os.getuid()}" / name

@@ -171,10 +171,12 @@ def _watch(
     metrics: Sequence[Metrics],
 ) -> int:
     from ncclscope.watch.actions import Actions
+    from ncclscope.watch.killing import why_not_kill
     from ncclscope.watch.silence import HostNews
 
     troubles, filed_at, since = 0, 0.0, 0.0
     limit = arguments.kill_after
+    refused: set[str] = set()
     hosts = HostNews()
     while True:
         began = time.monotonic()
@@ -193,8 +195,13 @@ def _watch(
             _act(actions, poll, output)
             since = began
         if limit is not None and poll.in_trouble and began - since >= limit:
-            _act(Actions(kill=True), poll, output)
-            limit = None
+            why = why_not_kill(poll.verdict) if poll.verdict is not None else ""
+            if not why:
+                _act(Actions(kill=True), poll, output)
+                limit = None
+            elif why not in refused:  # a later verdict may know more
+                refused.add(why)
+                output.say(f"--kill-after: no process is killed: {why}")
         if arguments.until_divergence:
             if poll.in_trouble:
                 return 1

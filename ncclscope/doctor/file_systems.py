@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from ncclscope.analysis.wording import plural
 from ncclscope.doctor.check import Check, Outcome
+from ncclscope.errors import os_reason
 from ncclscope.ring import layout
-from ncclscope.ring.place import SHARE
+from ncclscope.ring.place import SHARED_MEMORY, SPARE, bases
+from ncclscope.ring.room import first_parts
 
-_RING_SIZE = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
-_SHM = Path("/dev/shm")
+_RING_SIZE = sum(
+    size for _, size in first_parts(layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY))
+)
+"""Bytes that a ring reserves at first."""
 _MOUNTS = Path("/proc/self/mountinfo")
 
 ENOUGH = 8
@@ -34,7 +37,7 @@ def check_places(section: str, named: str | None) -> Iterable[Check]:
         named: Value of ``NCCLSCOPE_DIR``.
     """
     yield Check(section, "shm", *_shared_memory())
-    yield Check(section, "rings", *_rings(Path(named) if named else _SHM))
+    yield Check(section, "rings", *_rings(Path(named) if named else SHARED_MEMORY))
     yield Check(section, "fallback", *_fallback())
 
 
@@ -68,19 +71,19 @@ def file_system(path: Path, mounts: str | None = None) -> str:
 def rings_that_fit(free: int) -> int:
     """Return how many rings of the default size fit, created one after another.
 
-    A new ring may take only a fraction of the free space, so that the job keeps the rest.
+    All rings of a host may take only a part of the free space, so that the job keeps the rest.
 
     Args:
         free: Free space in bytes.
     """
-    return max(0, free // _RING_SIZE - SHARE + 1)
+    return free // (_RING_SIZE * SPARE)
 
 
 def _shared_memory() -> Outcome:
-    if not _SHM.is_dir():
+    if not SHARED_MEMORY.is_dir():
         return "bad", "there is no /dev/shm", "set NCCLSCOPE_DIR"
-    usage = shutil.disk_usage(_SHM)
-    state = f"/dev/shm: {file_system(_SHM)}, {_room(usage)} MB free"
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    state = f"/dev/shm: {file_system(SHARED_MEMORY)}, {_room(usage)} MB free"
     fits = rings_that_fit(usage.free)
     if fits >= ENOUGH:
         return "ok", state
@@ -118,16 +121,19 @@ def _rings(place: Path) -> Outcome:
 
 
 def _fallback() -> Outcome:
-    """Check the directory that rings use when their own has no room."""
-    place = Path(tempfile.gettempdir())
-    try:
-        usage = shutil.disk_usage(place)
-    except OSError as error:
-        return "warn", f"{place}: {error.strerror}", "set TMPDIR"
-    state = f"{place}: {file_system(place)}, {_room(usage)} MB free"
-    if rings_that_fit(usage.free) >= 1 and os.access(place, os.W_OK):
-        return "ok", f"{state}, used when the rings' directory is full"
-    return "warn", f"{state}: no room for a ring", "set TMPDIR to another disk"
+    """Check the directories that rings use when their own has no room."""
+    refused = []
+    for place in (base for base in bases() if base != SHARED_MEMORY):
+        try:
+            usage = shutil.disk_usage(place)
+        except OSError as error:
+            refused.append(f"{place}: {os_reason(error)}")
+            continue
+        state = f"{place}: {file_system(place)}, {_room(usage)} MB free"
+        if rings_that_fit(usage.free) >= 1 and os.access(place, os.W_OK):
+            return "ok", f"{state}, used when the rings' directory is full"
+        refused.append(f"{state}: no room for a ring")
+    return "warn", "; ".join(refused), "set TMPDIR to another disk"
 
 
 def _room(usage: shutil._ntuple_diskusage) -> str:

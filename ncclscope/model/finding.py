@@ -8,6 +8,7 @@ from typing import Any
 
 from ncclscope.model.call import Call, Communicator
 from ncclscope.model.snapshot import Frame
+from ncclscope.model.unranked import unranked
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the JSON verdict."""
+        named = unranked((*self.diverging_ranks, *self.candidate_ranks))
         return {
             "kind": self.kind,
             "summary": self.summary,
             "diverging_ranks": list(self.diverging_ranks),
             "candidate_ranks": list(self.candidate_ranks),
+            **({"processes": [one.to_dict() for one in named]} if named else {}),
             "comm": None if self.comm is None else self.comm.to_dict(),
             "seq": self.seq,
             "odd": None if self.odd is None else {**self.odd.to_dict(), "is": self.odd_is},

@@ -34,7 +34,7 @@ _NOT_OF_RINGS = (
         "own_rank",
     ),
     *("quiet_seconds", "stated", "still_seconds", "stopped", "timed_out"),
-    *("waits_for_input", "written_ns"),
+    *("untraced", "waits_for_input", "written_ns"),
 )
 
 

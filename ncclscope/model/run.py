@@ -150,6 +150,8 @@ class Run:
             that recorded in the same directory at the same time.
         started_by: Of a job that a rank of another one started: that rank.
         beside: Whether it only recorded in the directory of the run that it is linked to.
+        untraced: Processes of the job that run or ran without a record and said so, each with the
+            reason as ``details["untraced"]``. Those with a rank are among the missing ranks.
     """
 
     ranks: tuple[Rank, ...]
@@ -166,6 +168,7 @@ class Run:
     linked: tuple[Run, ...] = ()
     started_by: int | None = None
     beside: bool = False
+    untraced: tuple[Rank, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:
@@ -177,6 +180,11 @@ class Run:
         """Expected ranks that left no record."""
         present = self.by_rank
         return tuple(number for number in range(self.expected) if number not in present)
+
+    @cached_property
+    def unrecorded(self) -> frozenset[int]:
+        """Missing ranks that are known to have come: untraced, or with unreadable records."""
+        return frozenset({*self.unreadable, *(one.rank for one in self.untraced)} - {-1})
 
     @property
     def window(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
+from ncclscope.model.unranked import unranked
+
 _SIZES_SHOWN = 16
 
 
@@ -37,8 +39,17 @@ def plural(count: int, noun: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none."""
-    numbers = sorted(set(ranks))
+    """Return ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none.
+
+    Processes without a rank are named by pid: ``pids 4711 4712``, ``ranks 0-2 and pid 4711``.
+    """
+    every = set(ranks)
+    pids = unranked(every)
+    numbers = sorted(every - {*pids})
+    if pids:
+        noun = "pid" if len(pids) == 1 else "pids"
+        named = f"{noun} {' '.join(str(one.pid) for one in pids)}"
+        return f"{ranks_text(numbers)} and {named}" if numbers else named
     if not numbers:
         return "no rank"
     spans: list[list[int]] = []

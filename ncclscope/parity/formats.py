@@ -105,7 +105,10 @@ def _headline(report: Report) -> str:
     if verdict.cause is not None:
         return verdict.cause.summary
     if verdict.run.missing:
-        return f"Of {verdict.run.expected} ranks {len(verdict.run.missing)} left no record."
+        run = verdict.run
+        known = run.unrecorded.issuperset(run.missing)
+        how = "could not be recorded" if known else "left no record"
+        return f"Of {run.expected} ranks {len(run.missing)} {how}."
     return "The ranks agree."
 
 

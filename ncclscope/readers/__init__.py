@@ -33,12 +33,21 @@ from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.packed import RING_SUFFIX, read_packed_ring
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.readers.snapshots import join_snapshots
+from ncclscope.readers.unranked import number_unranked
+from ncclscope.readers.untraced import in_order, of_job, read_untraced, separate_untraced
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
-from ncclscope.ring.place import fallback_of, moved_text
+from ncclscope.ring.place import UNTRACED_SUFFIX, fallbacks_of, moved_text
 from ncclscope.untrusted import MAX_RANKS, check_kind, open_regular, printable
 
-__all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
+__all__ = [
+    "assemble",
+    "follow_pointer",
+    "input_files",
+    "open_run",
+    "ring_files",
+    "untraced_files",
+]
 
 _LONGEST_NOTE = 1 << 12
 _MOST_BESIDE = 8
@@ -77,6 +86,10 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             if is_snapshot(path):
                 snapshots.append(replace(read_snapshot(path), node=nodes.of(path)))
                 continue
+            if path.name.endswith(UNTRACED_SUFFIX):
+                stone = read_untraced(path)
+                ranks += [] if stone is None else [nodes.annotate(stone)]
+                continue
             reader = _reader(path)
             status = path.stat()
             if status.st_size == 0:
@@ -110,9 +123,10 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     notes += [printable(f"{path} is empty") for path in hollow]
     refused += len(hollow)
     run = assemble(ranks, notes=notes, sources=given)
-    if 0 < len(run.missing) <= refused:
+    lost = tuple(rank for rank in run.missing if rank not in run.unrecorded)
+    if 0 < len(lost) <= refused:
         # There is a file for each missing rank, so none of them left no record.
-        run = replace(run, unreadable=run.missing)
+        run = replace(run, unreadable=lost)
     if not snapshots:
         return run
     return with_snapshot(run, join_snapshots(snapshots, run))
@@ -139,13 +153,17 @@ def assemble(
 
 def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[str]) -> Run:
     """Combine the records of the processes of one job."""
+    processes, untraced = separate_untraced(processes)
     processes, dumps = _without_repeats(settle(_distinct(processes), remarks))
-    processes, beside = _newest_run(processes, remarks)
-    processes = _newest_attempt(processes, remarks)
+    processes, beside = _newest_run([*processes, *untraced], remarks)
+    processes, untraced = separate_untraced(_newest_attempt(processes, remarks))
     processes = infer_windows(join_processes(processes))
-    ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
+    untraced = of_job(untraced, processes)
+    numbered = [process for process in (*processes, *untraced) if process.rank >= 0]
+    ranks, untraced_ranks = separate_untraced(separate_replicas(numbered, remarks))
     loose, others = number_rest(ranks, [process for process in processes if process.rank < 0])
-    ranks = with_ends(number_late(with_members([*ranks, *loose])), others)
+    ranks, others = number_unranked([*ranks, *loose], others, remarks)
+    ranks = with_ends(number_late(with_members(ranks)), others)
     ranks.sort(key=lambda rank: rank.rank)
     remarks.extend(restarts(ranks, others))
     communicators: dict[str, Communicator] = {}
@@ -158,14 +176,14 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
             elif not known.label and log.communicator.label:
                 communicators[key] = replace(known, label=log.communicator.label)
     expected = max(
-        [rank.world_size for rank in ranks]
-        + [rank.rank + 1 for rank in ranks]
+        [rank.world_size for rank in (*ranks, *untraced_ranks)]
+        + [rank.rank + 1 for rank in (*ranks, *untraced_ranks)]
         + [max(comm.ranks, default=-1) + 1 for comm in communicators.values()],
         default=0,
     )
     if expected > MAX_RANKS:
         remarks.append(f"{expected} ranks are implausible; only the ranks that were read count")
-        expected = min(max(rank.rank for rank in ranks) + 1, MAX_RANKS)
+        expected = min(max((rank.rank for rank in ranks), default=-1) + 1, MAX_RANKS)
     return Run(
         ranks=tuple(ranks),
         communicators=with_parts(communicators, expected),
@@ -175,6 +193,7 @@ def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[s
         others=tuple(others),
         dumped=assemble(dumps) if dumps else None,
         linked=tuple(replace(_assemble(one, [], sources), beside=True) for one in beside),
+        untraced=tuple(in_order([*untraced_ranks, *(one for one in untraced if one.rank < 0)])),
     )
 
 
@@ -214,7 +233,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
                 if name.endswith(layout.MOVED_SUFFIX):
                     yield from follow_pointer(found)
                 elif (
-                    name.endswith((layout.SUFFIX, RING_SUFFIX, CUT_SUFFIX))
+                    name.endswith((layout.SUFFIX, RING_SUFFIX, CUT_SUFFIX, UNTRACED_SUFFIX))
                     or is_snapshot(found)
                     or is_trace(found)
                     or is_dump(found)
@@ -232,27 +251,41 @@ def _reader(path: Path) -> Callable[[Path], Rank]:
 
 
 def ring_files(directory: Path) -> Iterator[Path]:
-    """Yield the rings at or below a directory, and those that moved to disk for lack of room."""
+    """Yield the rings at or below a directory, and those that moved for lack of room."""
+    return _files(directory, layout.SUFFIX)
+
+
+def untraced_files(directory: Path) -> Iterator[Path]:
+    """Yield the files of processes that are not recorded, as :func:`ring_files` does."""
+    return _files(directory, UNTRACED_SUFFIX)
+
+
+def _files(directory: Path, suffix: str) -> Iterator[Path]:
     for folder, _, names in os.walk(directory):
         for name in sorted(names):
-            if name.endswith(layout.MOVED_SUFFIX):
+            if name.endswith(suffix + layout.MOVED_SUFFIX):
                 yield from follow_pointer(Path(folder, name))
-            elif name.endswith(layout.SUFFIX):
+            elif name.endswith(suffix):
                 yield Path(folder, name)
 
 
 def follow_pointer(pointer: Path) -> Iterator[Path]:
-    """Yield the ring that a pointer file names: it moved to disk for lack of room.
+    """Yield the file that a pointer file names: it moved for lack of room.
 
-    On a full file system, the file may be empty; then its own name tells the ring's.
+    On a full file system, the pointer may be empty; then its own name is the file's.
     """
     try:
         with open(open_regular(pointer, follow=False), "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
             named = os.fsdecode(file.read(_LONGEST_NOTE)).strip()
-        fallback = fallback_of(pointer.parent, owner) / pointer.name
-        target = Path(named) if named else fallback.with_suffix("")
-        if target.suffix == layout.SUFFIX and target.stat().st_uid == owner:
+        folders = [] if named else fallbacks_of(pointer.parent, owner)
+        name = pointer.name.removesuffix(layout.MOVED_SUFFIX)
+        targets = [Path(named)] if named else [folder / name for folder in folders]
+        suffix = os.path.splitext(name)[1]
+        target = next((path for path in targets if path.exists()), None)
+        if target is None or suffix not in (layout.SUFFIX, UNTRACED_SUFFIX):
+            return
+        if target.suffix == suffix and target.stat().st_uid == owner:
             yield target
     except (OSError, ValueError, DamagedFileError):
         return

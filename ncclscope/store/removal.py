@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ncclscope.ring import layout
+from ncclscope.ring.place import UNTRACED_SUFFIX
 from ncclscope.store.entry import ALARM, HEALTHY, READ, RUNNING, Entry, is_locked
 from ncclscope.store.home import opened
 
@@ -63,7 +64,7 @@ def remove_marks(folder: int) -> None:
     """Remove marks, pointers to rings elsewhere, and what runs that were killed have left."""
     for name in os.listdir(folder):
         old = name.startswith(RUNNING) and not is_locked(Path(f"/proc/self/fd/{folder}", name))
-        if old or name in _MARKS or name.endswith(_BESIDE[1:]):
+        if old or name in _MARKS or name.endswith((*_BESIDE[1:], UNTRACED_SUFFIX)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
 

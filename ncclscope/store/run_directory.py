@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.ring.place import fallback_of
+from ncclscope.ring.place import fallbacks_of
 from ncclscope.ring.reader import RingFile
 from ncclscope.store.entry import ALARM, HEALTHY, RUNNING, leave_mark, marked, may_live
-from ncclscope.store.home import Home, bases
+from ncclscope.store.home import Home, bases, home_name
 from ncclscope.store.pruning import keep_within_limit
 from ncclscope.store.removal import remove_marks, remove_rings
 
@@ -118,7 +118,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     def _remove(self, run: str) -> bool:
         """Remove the rings of which the process has ended; return whether none is left."""
         left = 0
-        for path in (self._path, fallback_of(self._path)):
+        for path in (self._path, *fallbacks_of(self._path)):
             with contextlib.suppress(OSError):
                 folder = os.open(path, _FOLDER)
                 try:
@@ -127,6 +127,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
                         if not left:
                             remove_marks(folder)
                             os.rmdir(path)
+                            if path != self._path and path.parent.name == home_name():
+                                os.rmdir(path.parent)  # unless another run uses it
                 finally:
                     os.close(folder)
         return not left

@@ -14,6 +14,7 @@ from typing import Any
 from ncclscope import native
 from ncclscope.errors import NcclscopeError
 from ncclscope.ring import layout
+from ncclscope.ring.place import made_here
 from ncclscope.settings import directory, variable
 from ncclscope.tracing import identity
 from ncclscope.tracing.tracer import Tracer
@@ -71,8 +72,9 @@ def current() -> Tracer | None:
             warn_once("session", f"tracing is off in this process: {error}")
             return None
         ring = _tracer.ring
-        if ring.moved and not ring.pointed:
-            warn_once("session", f"the ring is {ring.path}, not in {where}: {ring.moved}")
+        # One process of the host says it, unless no file leads from there to the rings.
+        if ring.moved and (made_here(ring.path.parent) or not ring.pointed):
+            warn_once("session", f"rings are in {ring.path.parent}, not {where}: {ring.moved}")
         if native.is_broken():
             why = f"the C core is installed, but {native.why_not()}"
             warn_once("native", f"Python writes the ring: {why}")

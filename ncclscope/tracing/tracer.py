@@ -27,6 +27,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import HEARTBEAT_SECONDS
 from ncclscope.ring.native_writer import NativeWriter, open_writer
+from ncclscope.ring.tombstone import until_recorded
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
@@ -78,7 +79,8 @@ class Tracer:
         about.update(details or {})
         counts = device.mode()
         scope.expect_plugin()
-        self.ring = open_writer(directory, capacity=capacity, about=about, device=bool(counts))
+        with until_recorded(directory, about):
+            self.ring = open_writer(directory, capacity=capacity, about=about, device=bool(counts))
         self.rank = rank
         self.world_size = world_size
         self._comms = Comms(self.ring, self._without_room)

@@ -20,9 +20,17 @@ import psutil
 from ncclscope import procfs
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError, os_reason
-from ncclscope.private import PACKED_SUFFIX, make_private, pack_private, write_private
+from ncclscope.private import (
+    PACKED_SUFFIX,
+    copy_private,
+    make_private,
+    pack_private,
+    write_private,
+)
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.ring import layout
 from ncclscope.stamp import stamped
+from ncclscope.watch.killing import unread_text
 from ncclscope.watch.poll import Poll
 
 SAMPLE_SECONDS = 0.5
@@ -94,7 +102,9 @@ class Actions:
         if self.command:
             messages += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
-        if self.kill:
+        if self.kill and (why := unread_text(poll.verdict)):
+            messages.append(f"no process is killed: {why}")
+        elif self.kill:
             killed = kill(poll.ranks)
             pids = ", ".join(map(str, killed))
             messages.append(f"killed: {pids}" if killed else "no worker was left to kill")
@@ -152,9 +162,12 @@ def keep_bundle(
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub('[^a-z0-9_]', '', kind)}"
     bundle = _new_folder(directory, name)
     make_private(bundle / "rings")
-    for cursor in rings:
+    untraced = (Path(one.source) for one in verdict.run.untraced)
+    for path in (*(cursor.path for cursor in rings), *untraced):
         try:
-            pack_private(cursor.path, bundle / "rings" / (cursor.path.name + PACKED_SUFFIX))
+            packed = PACKED_SUFFIX if path.name.endswith(layout.SUFFIX) else ""
+            keep = pack_private if packed else copy_private
+            keep(path, bundle / "rings" / (path.name + packed))
         except (FileNotFoundError, DamagedFileError):
             continue  # the worker's supervisor may have removed it
         except OSError as error:

@@ -54,7 +54,7 @@ class HashComparison:
         if self._clock() < self._left_out_until:
             keys -= self._left_out
         for cursor in living:
-            if cursor.rank >= 0:
+            if cursor.is_member:
                 for key in keys & cursor.comm_cursors.keys():
                     members.setdefault(key, []).append(cursor)
         diverged = []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError
-from ncclscope.model import Run
+from ncclscope.model import Rank, Run
 from ncclscope.model.ties import tied
-from ncclscope.readers import open_run, ring_files
+from ncclscope.readers import open_run, ring_files, untraced_files
 from ncclscope.readers.attempts import Attempts
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.readers.untraced import read_untraced
 from ncclscope.untrusted import check_kind
 
 SCAN_SECONDS = 1.0
@@ -26,12 +28,14 @@ class Rings:
     Attributes:
         cursors: Cursor of each ring by path.
         notes: Reason why a ring could not be read, by path.
+        untraced: Processes that said that they are not recorded, by path.
     """
 
     def __init__(self, *directories: Path) -> None:
         self.directories = directories
         self.cursors: dict[Path, RingCursor] = {}
         self.notes: dict[Path, str] = {}
+        self.untraced: dict[Path, Rank] = {}
         self._old: set[Path] = set()
         """Rings of jobs that ended long ago; they are not opened."""
         self._scanned_at = -1.0
@@ -94,10 +98,20 @@ class Rings:
                 self.notes[path] = str(error)
             except OSError as error:
                 self.notes[path] = f"{path} cannot be read: {error.strerror or error}"
+        self._scan_untraced()
         has_new = len(self.cursors) > before
         for path in self.cursors.keys() - here:
             del self.cursors[path]
         return has_new
+
+    def _scan_untraced(self) -> None:
+        """Read the files of processes that are not recorded; few jobs have any."""
+        found: dict[Path, Rank] = {}
+        for path in (path for one in self.directories for path in untraced_files(one)):
+            with contextlib.suppress(DamagedFileError, OSError):
+                if (rank := self.untraced.get(path) or read_untraced(path)) is not None:
+                    found[path] = rank
+        self.untraced = found
 
     def poll(self, now: float) -> list[RingCursor]:
         """Poll the rings of live processes; return the cursors that have moved."""
@@ -139,7 +153,8 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
             for cursor in running
         }
         for cursor in job:
-            if cursor.over and cursor.started_ns <= newest.get(cursor.rank, -1):
+            replaced = cursor.rank >= 0 and cursor.started_ns <= newest.get(cursor.rank, -1)
+            if cursor.over and replaced:
                 past.append(cursor)
             else:
                 living.append(cursor)

@@ -182,7 +182,10 @@ class Watcher:
         is_left = any(cursor.path in self._troubled for cursor in living)
         if self._trouble is not None and not is_left:
             self._trouble = self._verdict = None  # the processes in trouble have ended
-        who = tuple(sorted((one.path, one.rank, one.over, _is_held(one)) for one in living))
+        who = (
+            *sorted((one.path, one.rank, one.over, _is_held(one)) for one in living),
+            *sorted(self._rings.untraced),
+        )
         diverged = self._hashes.compare(living, moved)
         self._spins = self._spins and not moved
         self._starved = self._starvation.held(living, now)
@@ -238,7 +241,7 @@ class Watcher:
         If a backend does not report completion, such a job may be idle. Or it may hang, after
         all ranks enqueued the same calls in different orders.
         """
-        ranks = [cursor for cursor in living if not cursor.over and cursor.rank >= 0]
+        ranks = [cursor for cursor in living if not cursor.over and cursor.is_member]
         if any(self._rings.is_lost(c) or self._quiet_seconds(c, now) < self.stall for c in ranks):
             return ()
         return ranks if any(cursor.pending() for cursor in ranks) else ()
@@ -331,7 +334,7 @@ class Watcher:
         if self._trouble is None:
             ranks = [rank for cursor in past if (rank := cursor.read()) is not None]
             try:
-                found = diagnose(assemble(ranks, sources=self.sources)) if ranks else None
+                found = diagnose(self._assembled(ranks)) if ranks else None
             except InputError as error:
                 if not self._rings.leave_out(error):
                     raise
@@ -363,7 +366,7 @@ class Watcher:
 
     def _diagnose(self, ranks: Sequence[Rank]) -> Verdict:
         began = self._clock()
-        run: Run = assemble(ranks, sources=self.sources)
+        run = self._assembled(ranks)
         verdict = patient_verdict(run, self.stall * _NEARLY)
         if (served := with_waiting_root(run, verdict)) is not None:
             verdict = patient_verdict(served, self.stall * _NEARLY)
@@ -373,6 +376,9 @@ class Watcher:
         rest = max(_AGAIN, _REST * (ended - began))
         self._hashes.leave_out(reduced_keys(run, verdict.run), until=ended + rest)
         return verdict
+
+    def _assembled(self, ranks: Sequence[Rank]) -> Run:
+        return assemble([*ranks, *self._rings.untraced.values()], sources=self.sources)
 
     def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:
         """Return the stuck ranks and the members of the communicators that they are stuck on."""

@@ -18,7 +18,8 @@ from tests.support.programs import run_program
 pytestmark = pytest.mark.both_writers
 
 # Records 3000 calls as a probe does, and prints what can be read of them afterwards. With
-# "fill" the file system is full before the ring is made, with "fill later" after.
+# "fill" the file system is full before the ring is made, with "fill later" after. That file system
+# is also the one of shared memory and of the working directory.
 PROGRAM = """
 import errno, json, os, sys
 from pathlib import Path
@@ -38,8 +39,11 @@ def fill():
 if action == "fill":
     fill()
 
+from ncclscope.ring import place
 from ncclscope.tracing import session
 
+place.SHARED_MEMORY = directory.parent
+os.chdir(directory.parent)
 tracers = set()
 for number in range(3000):
     tracer = session.current()
@@ -56,10 +60,11 @@ from ncclscope import NcclscopeError, open_run
 found = {"ring": tracer and tracer.path}
 try:
     run = open_run(directory)
-    (process,) = run.others
-    log = process.logs["k"]
-    found.update(calls=log.calls, first=log.first, source=process.source)
-    found["shapes"] = [call.shape[0] for call in log.span(log.first, log.calls + 1)]
+    found["untraced"] = [[one.pid == os.getpid(), one.details["untraced"]] for one in run.untraced]
+    for process in run.others:
+        log = process.logs["k"]
+        found.update(calls=log.calls, first=log.first, source=process.source)
+        found["shapes"] = [call.shape[0] for call in log.span(log.first, log.calls + 1)]
 except NcclscopeError as error:
     found["error"] = str(error)
 print(json.dumps(found))
@@ -149,13 +154,13 @@ def test_with_room_the_ring_is_where_it_was_asked_for(on_tmpfs: Runner, tmp_path
 def test_a_small_one_is_left_to_the_job_and_the_ring_is_found_on_disk(
     on_tmpfs: Runner, tmp_path: Path
 ) -> None:
-    found, output = on_tmpfs("8m")
+    found, output = on_tmpfs("300k")
 
     (folder,) = tmp_path.glob("ncclscope-*/rings")
     assert Path(found["ring"]).parent == folder
     assert found["source"] == found["ring"]
     assert found["shapes"] == list(range(3000))
-    assert output == ""
+    assert_says_where(found, output)
     ring = Path(found["ring"])
     assert stat.S_IMODE(ring.stat().st_mode) == 0o600
     assert stat.S_IMODE(ring.parent.stat().st_mode) == 0o700
@@ -165,13 +170,11 @@ def test_a_small_one_is_left_to_the_job_and_the_ring_is_found_on_disk(
 def test_a_full_one_sends_the_ring_to_disk_and_says_so(on_tmpfs: Runner) -> None:
     found, output = on_tmpfs("8m", "fill")
 
-    # The note of where it went is empty; its name is enough.
+    # The pointer to where it went is empty; its name is enough.
     assert found["source"] == found["ring"]
     assert found["shapes"] == list(range(3000))
     assert Path(found["ring"]).parent.parent.name.startswith("ncclscope-")
-    assert output.count("\n") == 1
-    assert found["ring"] in output
-    assert "not enough free space" in output
+    assert_says_where(found, output)
 
 
 def test_one_that_fills_up_later_does_not_kill_the_program(on_tmpfs: Runner) -> None:
@@ -188,12 +191,12 @@ def test_one_that_fills_up_later_does_not_kill_the_program(on_tmpfs: Runner) -> 
 def test_without_room_anywhere_there_is_one_warning_and_the_program_goes_on(
     on_tmpfs: Runner, tmp_path: Path
 ) -> None:
-    found, output = on_tmpfs("8m", "temporary files there too")
+    found, output = on_tmpfs("300k", "temporary files there too")
 
     assert found["ring"] is None
-    assert "no dump and no trace found" in found["error"]
     assert not list(tmp_path.glob("ncclscope-*"))
     assert_one_warning(output)
+    assert_untraced(found, "not enough free space")
 
 
 def test_a_limit_on_the_size_of_files_ends_in_one_warning_too(tmp_path: Path) -> None:
@@ -216,7 +219,8 @@ def test_a_limit_on_the_size_of_files_ends_in_one_warning_too(tmp_path: Path) ->
     assert found["ring"] is None
     assert_one_warning(output)
     assert "file too large" in output
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert_untraced(found, "file too large")
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".untraced"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != limit
 
 
@@ -238,7 +242,20 @@ resource.setrlimit(resource.RLIMIT_AS, (held + (4 << 20), resource.RLIM_INFINITY
     found, output = outcome(completed)
     assert found["ring"] is None
     assert_one_warning(output)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert_untraced(found, "cannot allocate memory")
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".untraced"]
+
+
+def assert_says_where(found: dict[str, Any], output: str) -> None:
+    assert output.count("\n") == 1
+    assert f"rings are in {Path(found['ring']).parent}, not " in output
+    assert "not enough free space" in output
+
+
+def assert_untraced(found: dict[str, Any], why: str) -> None:
+    ((is_own, said),) = found["untraced"]
+    assert is_own
+    assert why in said
 
 
 def assert_one_warning(output: str) -> None:

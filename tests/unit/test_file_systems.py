@@ -10,7 +10,7 @@ from ncclscope.doctor import file_systems
 from ncclscope.doctor.file_systems import file_system, rings_that_fit
 from ncclscope.doctor.installed import support
 from ncclscope.ring import layout
-from ncclscope.ring.place import SHARE
+from ncclscope.ring.room import first_parts
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -43,18 +43,16 @@ def test_nothing_is_claimed_where_nothing_is_known() -> None:
 
 
 def test_rings_are_counted_as_they_are_made() -> None:
-    size = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
-    for free in (0, 7 * size, 64 << 20, 8 * size, 20 * size + 1, 24 << 30):
-        left, made = free, 0
-        while left >= size * SHARE:
-            left, made = left - size, made + 1
+    geometry = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY)
+    size = sum(length for _, length in first_parts(geometry))
+    for free, made in ((0, 0), (size, 0), (2 * size, 1), (16 * size + 1, 8)):
         assert rings_that_fit(free) == made
 
 
 def test_a_container_without_shared_memory_gets_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_systems, "_SHM", tmp_path / "shm")
+    monkeypatch.setattr(file_systems, "SHARED_MEMORY", tmp_path / "shm")
 
     first, *_ = file_systems.check_places("rings", str(tmp_path))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +22,13 @@ pytestmark = pytest.mark.both_writers
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files, where rings go for which there is no room."""
+    """The directory for temporary files, where rings go for which there is no room elsewhere."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setattr(place, "SHARED_MEMORY", tmp_path / "absent")
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
     return directory
 
 
@@ -127,6 +129,15 @@ def test_files_and_links_planted_under_its_name_are_left_alone(
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.fixture
+def _nowhere_else(disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Take away the last place, the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert disk.parent == tmp_path
+    (tmp_path / f"ncclscope-{os.getuid()}").write_text("in the way")
+
+
+@pytest.mark.usefixtures("_nowhere_else")
 @pytest.mark.parametrize("planted", ["link", "file"])
 def test_what_others_put_in_the_place_of_the_fallback_is_refused(
     tmp_path: Path, disk: Path, planted: str
@@ -146,6 +157,7 @@ def test_what_others_put_in_the_place_of_the_fallback_is_refused(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.usefixtures("_nowhere_else")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_fallback_that_belongs_to_somebody_else_is_refused(tmp_path: Path, disk: Path) -> None:
     (tmp_path / "rings").write_text("in the way")
@@ -157,11 +169,63 @@ def test_a_fallback_that_belongs_to_somebody_else_is_refused(tmp_path: Path, dis
         RingWriter(tmp_path / "rings", capacity=SMALL)
 
 
-def test_a_ring_that_would_take_more_than_its_share_is_not_made(tmp_path: Path, disk: Path) -> None:
+@pytest.mark.usefixtures("disk")
+def test_a_ring_that_would_take_more_than_its_share_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(RingError, match=r"not enough free space.*not enough free space"):
-        RingWriter(tmp_path / "rings", capacity=1 << 40)
+        place.make_file(tmp_path / "rings", 1 << 50)
 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not (tmp_path / "rings").exists()
+
+
+def space_of(monkeypatch: pytest.MonkeyPatch, free: dict[Path, int]) -> None:
+    """Let file systems have so many free bytes, each below its directory; others have none."""
+    real = os.statvfs
+
+    def statvfs(path: Path) -> os.statvfs_result:
+        found = list(real(path))
+        left = next((left for top, left in free.items() if path.is_relative_to(top)), 0)
+        found[4] = left // found[1]
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+@pytest.mark.parametrize("expected", ["rings", "shm", "disk", "cwd"])
+def test_places_are_tried_in_order(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, expected: str
+) -> None:
+    monkeypatch.setattr(place, "SHARED_MEMORY", tmp_path / "shm")
+    order = [tmp_path / "rings", tmp_path / "shm", disk, tmp_path / "cwd"]
+    for directory in order:
+        directory.mkdir(exist_ok=True)
+    found = [directory.name for directory in order].index(expected)
+    space_of(monkeypatch, dict.fromkeys(order[found:], 1 << 30))
+
+    made = place.make_file(tmp_path / "rings", 1 << 20)
+
+    os.close(made.descriptor)
+    assert made.path.is_relative_to(order[found])
+    assert made.reason.count("not enough free space") == found
+    assert place.made_here(made.path.parent) == bool(found)
+    again = place.make_file(tmp_path / "rings", 1 << 20)
+    os.close(again.descriptor)
+    assert again.path.parent == made.path.parent
+
+
+def test_room_is_left_for_all_processes_of_the_host(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space_of(monkeypatch, {tmp_path / "rings": 15 << 20, disk: 16 << 20})
+    (tmp_path / "rings").mkdir()
+    for count, expected in (("1", tmp_path / "rings"), ("8", disk)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
+        made = place.make_file(tmp_path / "rings", 64 << 20, [(0, 1 << 19), (32 << 20, 1 << 19)])
+        os.close(made.descriptor)
+        assert made.path.is_relative_to(expected)
+        status = made.path.stat()
+        assert status.st_size == 64 << 20
+        assert 1 << 20 <= status.st_blocks * 512 < 2 << 20
 
 
 def test_the_note_of_where_a_ring_went_is_followed(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _place(
     known = run.by_rank.get(ranks[0])
     note = ""
     if known is None:
-        note = "left no record"
+        note = "not recorded" if ranks[0] in run.unrecorded else "left no record"
     elif known.exited:
         note = "exited normally"
     elif head is None:

@@ -345,10 +345,14 @@ class Waits:
         """Return how many calls all members of a communicator have posted."""
         least = self._least.get(key)
         if least is None:
-            members = self._run.communicators[key].ranks or self._ranks.keys()
+            comm = self._run.communicators[key]
+            # What a rank posts that is not recorded may be what its peers posted.
+            untraced = {one.rank for one in self._run.untraced}
+            recorded = [member for member in comm.ranks if member not in untraced]
+            members = recorded or self._ranks.keys()
             logs = [self._ranks[member].logs for member in members if member in self._ranks]
             known = [own[key].calls for own in logs if key in own]
-            silent = len(known) < len(self._run.communicators[key].ranks)
+            silent = len(known) < len(recorded)
             least = self._least[key] = 0 if silent else min(known, default=0)
         return least
 

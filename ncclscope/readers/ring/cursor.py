@@ -211,6 +211,11 @@ class RingCursor:
         return self._ring.owner
 
     @property
+    def is_member(self) -> bool:
+        """Whether its calls are compared: those of an engine, which has no rank, are not."""
+        return self.rank >= 0 or self.about.get("role") != "engine"
+
+    @property
     def over(self) -> bool:
         """Whether the process has ended."""
         return self.exited or self.alive is False

@@ -79,7 +79,10 @@ def _heading(poll: Poll, source: str) -> Text:
     elif run is not None:
         parts.append(f"{len(run.ranks)} of {plural(run.expected, 'rank')}")
         if run.missing and not poll.in_trouble:
-            parts.append(f"{ranks_text(run.missing)} not here")
+            gone = [number for number in run.missing if number not in run.unrecorded]
+            parts += [f"{ranks_text(gone)} not here"] if gone else []
+            unrecorded = run.unrecorded.intersection(run.missing)
+            parts += [f"{ranks_text(unrecorded)} not recorded"] if unrecorded else []
         if poll.activity != "over" and poll.status != "hung":
             parts.append(poll.activity)
     text.append(", ".join(parts))

@@ -229,6 +229,8 @@ def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
         if len(verdict.table) > MANY:
             group = (tuple(tuple(cell.items()) for cell in cells), remark)
         groups.setdefault(group, []).append(entry)
+    unrecorded = run.unrecorded.intersection(run.missing)
+    gone = [number for number in run.missing if number not in unrecorded]
     return {
         "labels": labels,
         "listed": len(labels) > MOST_COLUMNS,
@@ -239,7 +241,8 @@ def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
         "lost": any(row.rank.lost for row in verdict.table),
         "waits": any(entry["waits"] for rows in groups.values() for entry in rows),
         "groups": [_group(rows) for rows in groups.values()],
-        "missing": ranks_text(run.missing) if run.missing else "",
+        "missing": ranks_text(gone) if gone else "",
+        "unrecorded": ranks_text(unrecorded) if unrecorded else "",
         "window": run.window,
     }
 

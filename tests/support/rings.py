@@ -98,8 +98,8 @@ def geometry_of(data: bytes | bytearray) -> layout.Geometry:
     if version == layout.VERSION:
         return layout.Geometry(*layout.HEADER.unpack_from(data)[3:-1])
     places = (layout.OLD_GRAPHS_SIZE, layout.OLD_DEVICE_SIZE)
-    more = (int.from_bytes(data[place : place + 8], "little") for place in places)
-    return layout.Geometry(*sizes, layout.OLD_COMMS, *more, checked=False)
+    graphs, device = (int.from_bytes(data[place : place + 8], "little") for place in places)
+    return layout.Geometry(*sizes, layout.OLD_COMMS, graphs, device, False)
 
 
 def _places(offset: int, value: int) -> list[tuple[int, bytes]]:

@@ -35,10 +35,8 @@ DESCRIPTION = b'{"key"'
 
 
 def damage(path: Path, text: bytes) -> None:
-    """Overwrite one byte at the beginning of a text of a ring."""
-    data = path.read_bytes()
-    place = data.index(text)
-    path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
+    """Overwrite one byte at the beginning of a text of a ring, and of its copy."""
+    path.write_bytes(path.read_bytes().replace(text, b"\xff" + text[1:]))
 
 
 def ring_of(cluster: Cluster, rank: int) -> Path:
@@ -169,7 +167,12 @@ def test_newest_records_that_are_zeroed_make_agreement_incomplete(
     verdict = diagnose(open_run(cluster.directory))
 
     assert (verdict.status, verdict.cause) == ("incomplete", None)
-    assert "The records of rank 2 lack the last calls" in verdict.summary
+    assert "Some records of rank 2 are damaged" in verdict.summary
+    # The count says that they were never made; the table still knows of them.
+    count = len(records) // layout.RECORD.size - lost
+    put(path, layout.HEADER_COUNT, layout.COUNT.pack(count, count ^ (1 << 64) - 1))
+    verdict = diagnose(open_run(cluster.directory))
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
 
 
 def test_a_line_that_was_lost_is_no_other_line(tmp_path: Path) -> None:
@@ -295,13 +298,15 @@ def flip_text(path: Path, kind: int, number: int, *, length: bool = False) -> No
     """Flip a bit of an interned text, or of its length."""
     with RingFile(path) as ring:
         start, used = ring.geometry.strings, ring.word(layout.HEADER_STRINGS_USED)
+        copy = layout.pages(ring.geometry.strings_size)
         data = ring.read_bytes(start, used)
     (offset,) = (
         start + entry.offset
         for entry in entries.read(data)
         if (entry.kind, entry.number) == (kind, number)
     )
-    flip(path, offset if length else offset + layout.ENTRY.size, 3)
+    for place in (offset, offset + copy):
+        flip(path, place if length else place + layout.ENTRY.size, 3)
 
 
 @pytest.mark.parametrize("length", [False, True])
@@ -328,8 +333,7 @@ def test_a_damaged_key_is_no_other_communicator(tmp_path: Path) -> None:
     for tracer in cluster.tracers:
         tracer.close()
     path = ring_of(cluster, 1)
-    data = path.read_bytes()
-    flip(path, data.index(b'"tp:0/0,1,2"') + 6, 1)
+    path.write_bytes(path.read_bytes().replace(b'"tp:0/0,1,2"', b'"tp:0/2,1,2"'))
 
     verdict = diagnose(open_run(cluster.directory))
 
@@ -452,7 +456,8 @@ def test_a_torn_last_record_of_a_process_that_ended_in_order_is_damage(tmp_path:
     cluster.history()
     paths = [ring_of(cluster, rank) for rank in range(3)]
     for path in paths:  # the last call of all, so that nobody is behind
-        flip(path, records_of(path).stop - 1, 0)
+        flip(path, records_of(path).stop - 8, 0)
+        put(path, layout.HEADER_COUNT, layout.COUNT.pack(4, 4 ^ (1 << 64) - 1))
     assert diagnose(open_run(cluster.directory)).coverage.complete  # killed in it
     for tracer in cluster.tracers:
         tracer.close()
@@ -478,6 +483,7 @@ def test_a_rank_whose_ring_cannot_be_read_is_not_gone(diverged: Cluster) -> None
 def test_a_rank_whose_ring_is_refused_is_not_gone(diverged: Cluster) -> None:
     path = ring_of(diverged, 0)
     flip(path, 0, 4)
+    flip(path, layout.MIRROR, 4)
 
     verdict = diagnose(open_run(diverged.directory))
 

@@ -20,7 +20,7 @@ from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.reader import RingFile
 from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.support.rings import SMALL, tracer_in
+from tests.support.rings import SMALL, seal_header, tracer_in
 
 pytestmark = pytest.mark.both_writers
 
@@ -282,9 +282,10 @@ def test_a_captured_call_outside_of_a_graph_counts_as_before(rings: Path) -> Non
 def test_a_ring_of_a_version_to_come_is_refused(rings: Path) -> None:
     program = program_in(rings)
     path = Path(program.tracer.path)
-    with open(path, "r+b") as file:
-        file.seek(8)
-        file.write((layout.VERSION + 1).to_bytes(4, "little"))
+    data = bytearray(path.read_bytes())
+    data[8:12] = (layout.VERSION + 1).to_bytes(4, "little")
+    seal_header(data)
+    path.write_bytes(data)
 
     with pytest.raises(DamagedFileError, match="ring of version 4") as caught:
         RingFile(path)

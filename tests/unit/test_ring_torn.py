@@ -146,23 +146,34 @@ def test_of_a_torn_self_description_the_one_before_is_taken(rings: Path) -> None
     geometry = tracer.ring.geometry
     changed = [place for place in range(len(before)) if before[place] != after[place]]
     copies = [place for place in changed if geometry.about <= place < geometry.mirror]
-    words = {layout.HEADER_ABOUTS, geometry.mirror + layout.HEADER_ABOUTS}
+    place = layout.HEADER_ABOUTS
+    words = {
+        start + place + behind for start in (0, layout.MIRROR) for behind in (0, layout.COMPLEMENTS)
+    }
     assert {place // 8 * 8 for place in changed} - {place // 8 * 8 for place in copies} == words
-    at = slice(copies[0], copies[-1] + 1)
+    middle = geometry.about + geometry.about_size
+    first, second = [
+        slice(min(places), max(places) + 1)
+        for places in (
+            [place for place in copies if place >= middle],
+            [place for place in copies if place < middle],
+        )
+    ]
 
     copy = rings / "copy.ring"
     copy.write_bytes(before)
     seen = set()
     with copy.open("r+b") as file:
-        for state in cut_short(before[at], after[at]):
-            file.seek(at.start)
-            file.write(state)
-            file.flush()
-            rank = read(copy)
-            seen.add((rank.rank, rank.details["note"]))
+        for at in (first, second):  # as they are stored
+            for state in (*cut_short(before[at], after[at]), after[at]):
+                file.seek(at.start)
+                file.write(state)
+                file.flush()
+                rank = read(copy)
+                seen.add((rank.rank, rank.details["note"]))
     assert seen == {(1, "old"), (2, "newer")}
     # Killed before its number, or half of that, was stored.
-    head, middle = before[: geometry.about], after[geometry.about : geometry.mirror]
+    head, both = before[: geometry.about], after[geometry.about : geometry.mirror]
     for rest in (before, after):
-        copy.write_bytes(head + middle + rest[geometry.mirror :])
+        copy.write_bytes(head + both + rest[geometry.mirror :])
         assert read(copy).rank == 2

@@ -10,8 +10,8 @@ import itertools
 import mmap
 from typing import NamedTuple
 
+from ncclscope.clock import now_ns
 from ncclscope.ring import layout
-from ncclscope.ring.clock import now_ns
 from ncclscope.ring.intern import Interner
 
 _pack = layout.ACTIVITY.pack_into

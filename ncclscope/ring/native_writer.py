@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ncclscope.clock import CLOCK
 from ncclscope.errors import RingError
 from ncclscope.model.signature import MASK
 from ncclscope.native import core as native_core
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
-from ncclscope.ring.clock import CLOCK
 from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import RingPlace

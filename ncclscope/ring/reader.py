@@ -156,7 +156,7 @@ class RingFile(RingImage):
             # After the records: texts are written before the records that refer to them.
             self.texts = self.read_texts()
             self.about = self.read_about()
-            self.since = _sinces(self.texts)
+            self.since = sinces(self.texts)
             if self.since:
                 self._find_head()
         except BaseException:
@@ -408,7 +408,7 @@ def hash_before(after: int, signature: int) -> int:
     return (after - signature) * BASE_INVERSE & ((1 << 64) - 1)
 
 
-def _sinces(texts: Mapping[int, Sequence[str]]) -> dict[int, int]:
+def sinces(texts: Mapping[int, Sequence[str]]) -> dict[int, int]:
     """Return the number of records before each communicator that has taken over a number."""
     return {
         index: number(parse_object(text).get("since"))

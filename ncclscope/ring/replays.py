@@ -14,10 +14,10 @@ from itertools import accumulate
 from mmap import mmap
 from typing import Protocol
 
+from ncclscope.clock import now_ns
 from ncclscope.model.signature import BASE, MASK, extend, replayed
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
-from ncclscope.ring.clock import now_ns
 from ncclscope.ring.graph_book import GraphCall
 
 _RECORD = struct.Struct("<QQQQQ48sII")

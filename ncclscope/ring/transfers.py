@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ncclscope.clock import now_ns
 from ncclscope.errors import RingError
 from ncclscope.model.transfer import STATES, Transfer
 from ncclscope.ring import layout, words
-from ncclscope.ring.clock import now_ns
 
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _DIRECTIONS = ("send", "recv")

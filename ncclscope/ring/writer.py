@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ncclscope.clock import CLOCK, now_ns
 from ncclscope.errors import RingError
 from ncclscope.model.signature import BASE, MASK, captured, replayed
 from ncclscope.ring import layout, unsent, words
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
-from ncclscope.ring.clock import CLOCK, now_ns
 from ncclscope.ring.comm_texts import CommTexts
 from ncclscope.ring.graph_book import GraphBook, GraphCall
 from ncclscope.ring.intern import Interner

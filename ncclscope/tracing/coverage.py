@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ncclscope.ring.clock import now_ns
+from ncclscope.clock import now_ns
 from ncclscope.tracing import session
 
 ON, ENDED, REFUSED, ABSENT = "on", "ended", "refused", "absent"
@@ -65,11 +65,6 @@ def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
         entry = {**found, "comms": keys if len(keys) <= _MOST_COMMS else []}
     _unseen[kind] = entry
     session.describe(unseen=list(_unseen.values()))
-
-
-def entries() -> list[dict[str, Any]]:
-    """Return all that was noted by :func:`unseen`."""
-    return list(_unseen.values())
 
 
 def is_unseen(kind: str, comm: str) -> bool:

@@ -10,9 +10,9 @@ from importlib import metadata
 from typing import Any
 
 from ncclscope import settings
+from ncclscope.clock import now_ns
 from ncclscope.procfs import ancestors, boot_id, pid_namespace, start_ticks
 from ncclscope.redaction import redact_words
-from ncclscope.ring.clock import now_ns
 
 _WORDS, _LONGEST_WORD = 40, 200
 """Most recorded arguments of the command line, and characters of each."""

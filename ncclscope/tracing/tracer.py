@@ -41,6 +41,8 @@ __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
 _GUARD = "ncclscope.guard.guard:open_guard"
 """Loaded on request: the guard reads and compares rings, which tracing itself never does."""
+_MOST_UNRECORDED = 8
+"""Communicators without room in the ring that are named there."""
 _READ = 4096
 """Characters of an error's text that are searched for secrets."""
 
@@ -84,6 +86,7 @@ class Tracer:
         self.rank = rank
         self.world_size = world_size
         self._comms = Comms(self.ring, self._without_room)
+        self._unrecorded: dict[str, str] = {}
         self._lock = threading.RLock()
         self._closed = False
         self.post = self.ring.post
@@ -161,11 +164,10 @@ class Tracer:
         return comm
 
     def _without_room(self, key: str, label: str) -> None:
-        from ncclscope.tracing import coverage
-
-        text = f"calls on {label or key} and later communicators: the ring has no room for them"
-        coverage.unseen("communicators", text, [key])
-        self.describe(unseen=coverage.entries())
+        """Say in the ring that a communicator has no room there; the first few by name."""
+        if key not in self._unrecorded and len(self._unrecorded) < _MOST_UNRECORDED:
+            self._unrecorded[key] = label
+            self.ring.describe(unrecorded=self._unrecorded)
 
     def relabel(self, comm: Comm, label: str) -> None:
         """Set a communicator's label after its creation."""

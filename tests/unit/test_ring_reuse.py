@@ -167,7 +167,6 @@ def test_a_cursor_follows_a_reuse(rings: Path) -> None:
     assert found.seq == 3
 
 
-@pytest.mark.xfail(strict=True, reason="a cursor does not heed `since`")
 def test_a_cursor_does_not_take_calls_of_a_predecessor_for_those_of_its_successor(
     rings: Path,
 ) -> None:

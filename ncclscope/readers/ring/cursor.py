@@ -25,7 +25,7 @@ from ncclscope.readers.ring.device import known_states, read_progress
 from ncclscope.readers.ring.ranks import communicators, is_alive, log_of, read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, RingImage, whole
-from ncclscope.ring.reader import ChannelState, RingFile
+from ncclscope.ring.reader import ChannelState, RingFile, sinces
 from ncclscope.untrusted import integer, number, printable_document, rank_number, text
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ class RingCursor:
             return
         self._used = used
         ring.texts = ring.read_texts()
+        ring.since = sinces(ring.texts)
         ring.about = ring.read_about() or ring.about
         self._take_about(ring.about)
         for index, comm in communicators(ring).items():
@@ -286,6 +287,8 @@ class RingCursor:
                 continue
             comm_cursor = self.comm_cursors[key]
             own = comms == index if len(present) > 1 else np.ones(len(comms), np.bool_)
+            if since := self._ring.since.get(index):
+                own = own & (records["begin"] > since)
             mine = own & (special == 0) if is_mixed else own
             if mine.any():
                 comm_cursor.extend(seqs[mine], hashes[mine])
@@ -308,11 +311,11 @@ class RingCursor:
         self._states, self._tail_at = states, self.head
         is_whole = whole(records, wanted)
         self._tail = records if is_whole.all() else records[is_whole]
-        columns = (self._tail[name].tolist() for name in ("comm", "fixed", "state"))
+        columns = (self._tail[name].tolist() for name in ("comm", "fixed", "state", "begin"))
         self._pending = {}
-        for place, (comm, fixed, state) in enumerate(zip(*columns, strict=True)):
+        for place, (comm, fixed, state, begin) in enumerate(zip(*columns, strict=True)):
             key = self._names.get(comm)
-            if key is None or fixed & layout.FIXED_STEP:
+            if key is None or fixed & layout.FIXED_STEP or begin <= self._ring.since.get(comm, 0):
                 continue
             is_pending = state != State.COMPLETED
             self._pending[key] = is_pending

@@ -71,7 +71,12 @@ def read_ring(path: Path) -> Rank:
         raise
     device = device_progress(ring)
     notes = profiler_notes(ring, found)
-    unseen = [*_damage(ring, found), *notes.unseen, *lost_transfers(ring)]
+    unseen = [
+        *_damage(ring, found),
+        *_without_room(about),
+        *notes.unseen,
+        *lost_transfers(ring),
+    ]
     details = _with_unseen(read_about(about), unseen)
     if alive and procfs.is_stopped(pid):
         details["stopped"] = True
@@ -139,6 +144,16 @@ def _damage(ring: RingFile, found: Mapping[int, Communicator]) -> list[dict[str,
         parts = ", ".join(sorted(ring.damage))
         damage.append(f"its ring is damaged: {parts} do not fit their checks")
     return [{"kind": DAMAGED, "text": text, "comms": [], "since_ns": None} for text in damage]
+
+
+def _without_room(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an entry for communicators that found no room in the ring."""
+    found = texts(about.get("unrecorded"))
+    if not found:
+        return []
+    names = ", ".join(label or key for key, label in found.items())
+    text = f"the ring has no room for all communicators; among those left out: {names}"
+    return [{"kind": "communicators", "text": text, "comms": [], "since_ns": None}]
 
 
 class RingLog:

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ncclscope.clock import now_ns
 from ncclscope.ring import layout
-from ncclscope.ring.clock import now_ns
 from ncclscope.ring.slots import Slots
 from ncclscope.tracing.device.driver import Attacher, Driver, DriverError, Launcher
 from ncclscope.tracing.device.graph_markers import GraphMarkers, Placement

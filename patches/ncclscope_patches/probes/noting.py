@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.ring.clock import now_ns
+from ncclscope.clock import now_ns
 from ncclscope.tracing import session
 from ncclscope_patches.probes.probe import Patch
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from ncclscope.clock import now_ns
 from ncclscope.model.activities import AGAIN_NS, STORE_PLACE, STORE_SET, STORE_WAIT
-from ncclscope.ring.clock import now_ns
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.probe import Note
 

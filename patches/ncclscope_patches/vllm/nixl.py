@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ncclscope.ring.clock import now_ns
+from ncclscope.clock import now_ns
 from ncclscope.tracing import transfers
 from ncclscope_patches.probes.probe import Note
 

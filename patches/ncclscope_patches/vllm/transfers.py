@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ncclscope.clock import now_ns
 from ncclscope.model import Transfer
-from ncclscope.ring.clock import now_ns
 from ncclscope.tracing import session, transfers
 from ncclscope_patches.probes.probe import Note
 

@@ -103,7 +103,15 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         confidence="ambiguous",
         odd=None,
         evidence=finding.evidence[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
+        role="cause" if _waits_long(case, waiting) else "latent",
     )
+
+
+def _waits_long(case: Case, waiting: Sequence[int]) -> bool:
+    """Return whether ranks wait that long that something holds them up, whoever it is."""
+    ended = all(case.run.by_rank[n].exited for n in waiting)
+    quiet = case.quiet
+    return not ended and quiet is not None and quiet >= case.stall_seconds
 
 
 def _unknown_text(case: Case, lost: Sequence[int]) -> str:

@@ -132,7 +132,7 @@ class _Clock:
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, NCCLSCOPE_NATIVE="0"))
             for name, module in list(sys.modules.items()):
-                if name.startswith(("ncclscope.ring.", "ncclscope.tracing.")):
+                if name.startswith(("ncclscope.clock", "ncclscope.ring.", "ncclscope.tracing.")):
                     for attribute, value in list(vars(module).items()):
                         if callable(value) and value in own:
                             stack.enter_context(patch.object(module, attribute, own[value]))

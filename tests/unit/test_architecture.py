@@ -17,7 +17,7 @@ PACKAGES = {
     "ncclscope_patches": ROOT / "patches" / "ncclscope_patches",
 }
 BASE = {
-    *("dump_files", "errors", "explanation", "metrics", "private", "procfs", "progress"),
+    *("clock", "dump_files", "errors", "explanation", "metrics", "private", "procfs", "progress"),
     *("redaction", "resources", "settings", "stamp", "untrusted"),
 }
 """Modules that every room may use, and which use no room."""
@@ -50,7 +50,7 @@ ARROWS = {
 ENTRANCES = {"__init__", "__main__", "crash", "logs", "pytest_plugin", "sources"}
 """What the outside imports or starts; no room imports it."""
 MOST_FILES = 20
-MOST_LINES = 450
+MOST_LINES = 600
 
 
 def _modules() -> dict[str, Path]:

@@ -342,7 +342,7 @@ def test_a_rank_that_is_as_slow_as_ever_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: float, status: str
 ) -> None:
     clock = [1_000_000 * 10**9]
-    monkeypatch.setattr("ncclscope.ring.writer._time_ns", lambda: clock[0])
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
     cluster = Cluster(tmp_path, 4)
     for _ in range(6):
         clock[0] += int(gap * 1e9)

@@ -69,6 +69,8 @@ def read_ring(path: Path) -> Rank:
     except DamagedFileError:
         ring.close()
         raise
+    # How many calls were made there is not known, so no count of them may be compared.
+    known = {index: comm for index, comm in found.items() if index not in ring.uncertain}
     device = device_progress(ring)
     notes = profiler_notes(ring, found)
     unseen = [
@@ -93,10 +95,10 @@ def read_ring(path: Path) -> Rank:
             communicator.key: RingLog(
                 ring, index, communicator, device.get(index), late=index in notes.late
             )
-            for index, communicator in found.items()
+            for index, communicator in known.items()
             if index in ring.states
         },
-        p2p=transfers(ring, found),
+        p2p=transfers(ring, known),
         records=ring.head - ring.lost,
         lost=ring.lost,
         started_ns=integer(about.get("started_ns")) or None,

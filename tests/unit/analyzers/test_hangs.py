@@ -370,7 +370,7 @@ def test_ranks_that_go_on_past_a_call_leave_their_peers_waiting(
 ) -> None:
     """Ranks 0 and 1 wait in a call that rank 2 left out, and all go on elsewhere."""
     clock = [1_000_000 * 10**9]
-    monkeypatch.setattr("ncclscope.ring.writer._time_ns", lambda: clock[0])
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
     cluster = cluster_of(3)
     cluster.history("world")
     cluster.post([0, 1], "other", done=False)

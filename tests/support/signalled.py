@@ -38,7 +38,7 @@ while True:
         if os.path.exists(log + ".last"):
             os._exit(9)
 """
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def environment() -> dict[str, str]:

@@ -117,7 +117,7 @@ class Sentinel:
 
 def _resemble(command: Sequence[str]) -> None:
     """Take the name and the command line of a program, by which others may choose it."""
-    name = os.path.basename(os.fsencode(command[0]))
+    name = os.path.basename(os.fsencode(command[0]))  # the kernel cuts it
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
     with open("/proc/self/stat", "rb") as file:
         begin, end = map(int, file.read().rpartition(b")")[2].split()[_ARGUMENTS])

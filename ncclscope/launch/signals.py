@@ -141,10 +141,11 @@ def interruptible() -> Iterator[None]:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in ENDING:
+    taken = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]  # nohup
+    for number in taken:
         signal.signal(number, interrupt)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        signal.pthread_sigmask(signal.SIG_BLOCK, taken)

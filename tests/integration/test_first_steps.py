@@ -139,7 +139,7 @@ def test_run_refuses_a_directory_that_cannot_be_written_to(tmp_path: Path) -> No
 
 def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path) -> None:
     done = run("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
-    assert done.returncode == 2
+    assert done.returncode == 127
     assert not (rings / "new").exists()
 
 

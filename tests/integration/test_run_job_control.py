@@ -99,6 +99,7 @@ def test_ctrl_z_can_be_handled(shell: Shell, job: Job) -> None:
     shell.wait_for("=9=")
 
 
+@pytest.mark.slow
 def test_a_job_that_was_stopped_goes_on_in_the_background(shell: Shell, job: Job) -> None:
     job.handles(signal.SIGCONT, signal.SIGUSR1)
     shell.run(job.line)
@@ -125,7 +126,7 @@ def test_ctrl_c_ends_the_loop_of_a_shell(shell: Shell, job: Job) -> None:
     assert job.starts() == 1
 
 
-@pytest.mark.parametrize("target", ["run", "program"])
+@pytest.mark.parametrize("target", ["run", pytest.param("program", marks=pytest.mark.slow)])
 def test_stop_signal_to_one_process_stops_both_and_so_does_continuing(
     shell: Shell, tmp_path: Path, target: str
 ) -> None:

@@ -204,6 +204,28 @@ def make_in(
     Raises:
         OSError: It cannot be created there.
     """
+    try:
+        return _make_once(directory, name, size, parts, free, is_own)
+    except FileNotFoundError:  # another process has just removed the directory, see below
+        return _make_once(directory, name, size, parts, free, is_own)
+
+
+def leave(directory: Path) -> None:
+    """Remove a directory that this process has created, if it is empty."""
+    if made_here(directory):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+            _made.discard((os.getpid(), directory))
+
+
+def _make_once(
+    directory: Path,
+    name: str,
+    size: int,
+    parts: Sequence[tuple[int, int]],
+    free: int,
+    is_own: bool,
+) -> tuple[Path, int]:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     system = os.statvfs(existing)
     # Some file systems do not say how large they are.
@@ -228,6 +250,9 @@ def make_in(
             os.close(descriptor)
             os.unlink(full_name, dir_fd=folder)
             raise
+    except BaseException:
+        leave(directory)
+        raise
     finally:
         os.close(folder)
     return directory / full_name, descriptor

@@ -164,8 +164,9 @@ def moved_text(directories: Iterable[Path]) -> str:
 
 def leave_pointer(directory: Path, path: Path) -> bool:
     """Write a file in the requested directory that names the ring's path; False on failure."""
-    # A full file system can often still take one short file.
+    # A full file system can often still take one short file, or at least its name.
     try:
+        make_private(directory)
         folder = os.open(directory, _FOLDER)
         try:
             name = path.name + layout.MOVED_SUFFIX

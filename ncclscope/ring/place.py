@@ -164,8 +164,9 @@ def moved_text(directories: Iterable[Path]) -> str:
 
 def leave_pointer(directory: Path, path: Path) -> bool:
     """Write a file in the requested directory that names the ring's path; False on failure."""
-    # A full file system can often still take one short file.
+    # A full file system can often still take one short file, or at least its name.
     try:
+        make_private(directory)
         folder = os.open(directory, _FOLDER)
         try:
             name = path.name + layout.MOVED_SUFFIX
@@ -204,6 +205,28 @@ def make_in(
     Raises:
         OSError: It cannot be created there.
     """
+    try:
+        return _make_once(directory, name, size, parts, free, is_own)
+    except FileNotFoundError:  # another process has just removed the directory, see below
+        return _make_once(directory, name, size, parts, free, is_own)
+
+
+def leave(directory: Path) -> None:
+    """Remove a directory that this process has created, if it is empty."""
+    if made_here(directory):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+            _made.discard((os.getpid(), directory))
+
+
+def _make_once(
+    directory: Path,
+    name: str,
+    size: int,
+    parts: Sequence[tuple[int, int]],
+    free: int,
+    is_own: bool,
+) -> tuple[Path, int]:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     system = os.statvfs(existing)
     # Some file systems do not say how large they are.
@@ -228,6 +251,9 @@ def make_in(
             os.close(descriptor)
             os.unlink(full_name, dir_fd=folder)
             raise
+    except BaseException:
+        leave(directory)
+        raise
     finally:
         os.close(folder)
     return directory / full_name, descriptor

@@ -22,7 +22,7 @@ from typing import Any
 
 from ncclscope.errors import NcclscopeError, os_reason
 from ncclscope.ring import layout
-from ncclscope.ring.place import UNTRACED_SUFFIX, leave_pointer, make_in, new_name, places
+from ncclscope.ring.place import UNTRACED_SUFFIX, leave, leave_pointer, make_in, new_name, places
 from ncclscope.settings import variable
 
 VERSION = 1
@@ -114,6 +114,7 @@ class _Tombstone:
         for path in self._paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+            leave(path.parent)
 
     def _write(self, why: str, *, is_final: bool = True) -> None:
         with contextlib.suppress(OSError):

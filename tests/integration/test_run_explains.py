@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.errors import NothingFoundError
+from ncclscope.ring.place import fallbacks_of
 from tests.support.programs import ROOT
 
 RUN = (sys.executable, "-m", "ncclscope", "run")
@@ -159,6 +161,8 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             pass
     yield point
     subprocess.run(["umount", str(point)], check=True)
+    for place in fallbacks_of(point / tmp_path.name):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.mark.slow
@@ -167,7 +171,16 @@ def test_a_hang_is_explained_although_the_rings_directory_is_full(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     bundle = ("--bundle", str(tmp_path / "kept"))
-    command = [*RUN, "--dir", str(full / "rings"), "--stall", "2", *bundle, "--kill-after", "2"]
+    command = [
+        *RUN,
+        "--dir",
+        str(full / tmp_path.name),
+        "--stall",
+        "2",
+        *bundle,
+        "--kill-after",
+        "2",
+    ]
     done = ended(command, "skip", "wait")
 
     assert done.stderr.count("DIVERGED") == 1
@@ -177,10 +190,10 @@ def test_a_hang_is_explained_although_the_rings_directory_is_full(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert diagnose(open_run(place)).status == "diverged"
     if os.statvfs(full).f_files > 3:
-        assert place == str(full / "rings")
+        assert place == str(full / tmp_path.name)
     else:
         with pytest.raises(NothingFoundError) as error:
-            open_run(full / "rings")
+            open_run(full / tmp_path.name)
         assert str(error.value).endswith(f"had no room are in {place}")
 
 

@@ -306,10 +306,12 @@ def test_traces_of_one_run_after_the_other(tmp_path: Path) -> None:
     assert keys(open_run(tmp_path)) == {0: ["k1"]}
 
 
-def test_processes_without_a_rank_are_others(tmp_path: Path) -> None:
+def test_processes_without_a_rank_are_others_unless_they_share_a_communicator(
+    tmp_path: Path,
+) -> None:
     ring(tmp_path, 0)
     ring(tmp_path, -1, "queue", pid=5)
-    ring(tmp_path, -1, "queue", pid=6)
+    ring(tmp_path, -1, "another", pid=6)
     run = open_run(tmp_path)
     assert keys(run) == {0: ["k"]}
     assert [rank.pid for rank in run.others] == [5, 6]

@@ -404,16 +404,15 @@ def test_the_number_of_records_can_be_chosen(
 
 
 def test_the_programs_own_log_gets_the_warning(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    (tmp_path / f"ncclscope-{os.getuid()}").write_text("in the way")
     source = """
-import logging
+import logging, resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no place takes a file
 logging.basicConfig(format="LOG %(levelname)s %(name)s %(message)s")
 from ncclscope.tracing import session
 for _ in range(3):
     assert session.current() is None
 """
-    completed = run_program(source, NCCLSCOPE_DIR=tmp_path / "file", TMPDIR=tmp_path)
+    completed = run_program(source, NCCLSCOPE_DIR=tmp_path / "rings", TMPDIR=tmp_path)
     assert completed.returncode == 0, completed.stderr
     (line,) = completed.stderr.splitlines()
     assert line.startswith("LOG WARNING ncclscope tracing is off in this process: no ring can be")

@@ -94,7 +94,16 @@ def test_the_file_is_one_private_page_and_goes_when_the_ring_is_made(rings: Path
         assert status.st_size == tombstone.PAGE
         assert status.st_blocks * 512 >= tombstone.PAGE
         assert status.st_mode & 0o777 == 0o600
-    assert [*rings.iterdir()] == []
+    assert not rings.exists() or [*rings.iterdir()] == []
+
+
+def test_directories_that_take_nothing_are_not_left_behind(rings: Path, tmp_path: Path) -> None:
+    completed = run_program(JOB, rings, "0 1", 2, TMPDIR=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+
+    assert len([*rings.iterdir()]) == 2
+    assert not any(map(os.path.exists, place.fallbacks_of(rings)))
+    assert not [*tmp_path.rglob(rings.name)]
 
 
 def test_a_long_reason_fits_into_the_page(rings: Path) -> None:

@@ -62,10 +62,9 @@ def test_a_damaged_description_of_a_communicator_is_not_ok(diverged: Cluster) ->
 
     verdict = diagnose(open_run(diverged.directory))
 
-    assert verdict.status == "hung"
-    assert verdict.cause is not None
-    assert verdict.cause.diverging_ranks == ()
-    assert "unknown whether rank 2 joined it" in verdict.summary
+    # All processes exited in order, so none of them waits for rank 2.
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert "Some records of rank 2 are damaged" in verdict.summary
     assert "rank 2: the calls on 1 communicator cannot be read" in " ".join(verdict.coverage.unseen)
 
 
@@ -74,8 +73,7 @@ def test_texts_that_are_cut_short_are_not_ok(diverged: Cluster) -> None:
 
     verdict = diagnose(open_run(diverged.directory))
 
-    assert verdict.cause is not None
-    assert verdict.cause.diverging_ranks == ()
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
     assert not verdict.coverage.complete
 
 

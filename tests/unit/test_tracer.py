@@ -182,8 +182,10 @@ def test_a_communicator_is_made_once(rings: Path) -> None:
 
 def test_as_many_communicators_as_a_ring_can_hold(rings: Path) -> None:
     tracer = tracer_in(rings, capacity=65_536)
-    for number in range(layout.MAX_COMMS):
-        comm = tracer.communicator(f"k{number}", f"c:{number}", [0])
+    held = [
+        tracer.communicator(f"k{number}", f"c:{number}", [0]) for number in range(layout.MAX_COMMS)
+    ]
+    for comm in held:
         fill(tracer, comm, 1, 4)
     fill(tracer, tracer.communicator("one more"), 1, 4)
     fill(tracer, tracer.communicator("k0"), 4, 1500)

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.runners.rings import make_rings
 from ncclscope.resources import economy
-from ncclscope.ring.image import RECORD_DTYPE, RingImage
+from ncclscope.ring.image import RECORD_DTYPE, RingImage, record_checks
 
 __all__ = ["CAPACITY", "PER_NODE", "NodeCost", "make_nodes", "measure"]
 
@@ -75,6 +75,8 @@ def make_nodes(directory: Path, ranks: int) -> None:
             offset = image.geometry.records
         records = np.memmap(ring, RECORD_DTYPE, "r+", offset, CAPACITY)
         records["time"] += random.integers(0, _NOISE_NS, CAPACITY, np.uint64)
+        low = np.uint64(0xFFFFFFFF)
+        records["end"] = records["begin"] & low | record_checks(records.tobytes()) << np.uint64(32)
         del records
         place = directory / f"node-{number // PER_NODE:05}"
         place.mkdir(exist_ok=True)

@@ -235,15 +235,11 @@ class RingImage:
         if not self.geometry.checked:
             old: Records = np.frombuffer(data, RECORD_DTYPE)
             return old
-        words = np.frombuffer(data, "<u8").reshape(-1, layout.RECORD.size // 8).copy()
         records: Records = np.frombuffer(bytearray(data), RECORD_DTYPE)
-        ends = words.view(_ENDS)[:, 0]
-        checks = ends["check"].astype(np.uint64)
-        words[:, 10] &= _WITHOUT_STATE
-        words[:, 11] &= _LOW
+        ends = np.frombuffer(data, _ENDS)
         states = _STATES[records["state"]]
-        good = (words @ _FACTORS) >> _HALF == checks
-        good &= words[:, 11] == words[:, 0] & _LOW
+        good = record_checks(data) == ends["check"]
+        good &= ends["end"] == ends["begin"] & _LOW
         good &= states != 255
         records["state"] = states
         records["end"] = np.where(good, records["begin"], np.uint64(0))
@@ -516,6 +512,15 @@ def _is_header(header: bytes) -> bool:
 def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:
     """Return whether these are valid fields of an activity, not an interrupted store."""
     return turn > 0 and max(turn, since, until, *others) <= layout.MOST and not 0 < until < since
+
+
+def record_checks(data: bytes) -> NDArray[np.uint64]:
+    """Return the check of each record of version 3, `[records]`; see :func:`layout.check`."""
+    words = np.frombuffer(data, "<u8").reshape(-1, layout.RECORD.size // 8).copy()
+    words[:, 10] &= _WITHOUT_STATE
+    words[:, 11] &= _LOW
+    checks: NDArray[np.uint64] = (words @ _FACTORS) >> _HALF
+    return checks
 
 
 def chosen(records: Records, which: NDArray[np.bool_]) -> Records:

@@ -116,7 +116,7 @@ class _Clock:
         """Write rings with this clock, by the writer in Python: the core has its own."""
         with (
             patch.dict(os.environ, NCCLSCOPE_NATIVE="0"),
-            patch.object(ring_writer, "_time_ns", lambda: self.now),
+            patch.object(ring_writer, "now_ns", lambda: self.now),
         ):
             yield
 

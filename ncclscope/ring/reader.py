@@ -234,7 +234,9 @@ class RingFile(RingImage):
         """
 
         def read() -> Records:
-            return self.collectives(self.window(number * CHUNK, (number + 1) * CHUNK), comm)
+            return self._filled(
+                self.collectives(self.window(number * CHUNK, (number + 1) * CHUNK), comm)
+            )
 
         return _pieces.get((self._serial, number, comm), read)
 
@@ -245,6 +247,27 @@ class RingFile(RingImage):
         if comm in self.since:
             own &= records["begin"] > self.since[comm]
         return chosen(records, own)
+
+    def _filled(self, records: Records) -> Records:
+        """Return a communicator's records with a blank one for each that is damaged.
+
+        A blank one has only position, sequence number and the next record's state. Of two damaged
+        ones in a row, not even that is known for each.
+        """
+        seqs, begins = records["seq"], records["begin"]
+        two = np.uint64(2)
+        gaps = np.flatnonzero((np.diff(seqs) == two) & (np.diff(begins) >= two))
+        if not len(gaps) or self.scale != 1 or not self.geometry.checked:
+            return records
+        blank = np.zeros(len(gaps), RECORD_DTYPE)
+        blank["begin"] = blank["end"] = begins[gaps] + np.uint64(1)
+        blank["seq"] = seqs[gaps] + np.uint64(1)
+        blank["ndim"] = layout.NO_SHAPE
+        blank["root"] = -1
+        for name in ("comm", "time", "state"):
+            blank[name] = records[name][gaps + 1]
+        filled: Records = np.insert(records, gaps + 1, blank)
+        return filled
 
     def marks(self, comm: int) -> RingMarks:
         """Return a communicator's marks whose records are still kept."""
@@ -309,7 +332,7 @@ class RingFile(RingImage):
             newest = max((int(entry["begin"]) - 1 for _, entry in self._read_table()), default=0)
             if newest <= max([self.head, *sinces[:1]]) and not self.holes:
                 break
-        if self.holes:
+        if self.holes or self._is_torn_before():
             self.damage.add("records")
         if self.geometry.checked and 0 <= self.count < self.head - layout.COUNT_SLACK:
             self.damage.add("count")
@@ -318,6 +341,13 @@ class RingFile(RingImage):
             known = {comm for comm, _ in entries}
             if not known or max(known) > len(known):
                 self.damage.add("table")
+
+    def _is_torn_before(self) -> bool:
+        """Return whether one of the newest records before the newest table is damaged."""
+        # A fast writer laps a small ring while half of it is read.
+        start = max(self.lost, self.head - min(layout.TABLE_EVERY, self.capacity // 2))
+        found = self.read_stable(start, self.head) if self.geometry.checked else ()
+        return self.geometry.checked and len(found) < self.head - start
 
     def _read_table(self) -> list[tuple[int, Any]]:
         """Return pairs of communicator number and entry, from both halves of the table."""

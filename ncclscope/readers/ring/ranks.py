@@ -354,7 +354,31 @@ class RingLog:
                 )
             parts.append(found[low:high])
             seq = int(lasts[high - 1]) + 1
-        return joined(parts)
+        return self._hashed(joined(parts))
+
+    def _hashed(self, records: Records) -> Records:
+        """Return records with the running hash of blank ones, which follows from the next record.
+
+        Raises:
+            DamagedFileError: The next record does not show it.
+        """
+        blank = np.flatnonzero((records["op"] == 0) & (records["hash"] == 0))
+        if not len(blank):
+            return records
+        records = records.copy()
+        for place in blank.tolist():
+            seq = int(records["seq"][place]) + 1
+            found = self._own.around(seq, self.first, self.calls)
+            following = found[found["seq"] == seq]
+            if not len(following) or not is_signable(self._ring, following):
+                raise DamagedFileError(
+                    f"{self._ring.path} is damaged: call {seq - 1} of "
+                    f"{self.communicator.label or self.communicator.key} is missing",
+                    path=str(self._ring.path),
+                )
+            (call,) = decode(self._ring, following, "")
+            records["hash"][place] = hash_before(int(following["hash"][0]), call.sign())
+        return records
 
 
 def log_of(ring: RingFile, key: str) -> RingLog | None:

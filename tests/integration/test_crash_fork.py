@@ -39,8 +39,9 @@ def processes(source: str, rings: Path, **options: Any) -> tuple[dict[int, Rank]
     assert completed.returncode == 0, completed.stderr
     assert completed.stderr == ""
     run = open_run(rings)
-    found = {rank.pid: rank for rank in run.others}
-    assert len(found) == len(list(rings.glob("*.ring"))) == len(run.others)
+    # Some have a number of their own, as they share a communicator.
+    found = {rank.pid: rank for rank in run.processes}
+    assert len(found) == len(list(rings.glob("*.ring"))) == len(run.processes)
     return found, json.loads(completed.stdout)
 
 

@@ -242,8 +242,8 @@ import mmap, resource
 import ncclscope.tracing.tracer
 held = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
 # Enough for the ring, too little for the stack of a thread.
-threading.stack_size(64 << 20)
-resource.setrlimit(resource.RLIMIT_AS, (held + (32 << 20), resource.RLIM_INFINITY))
+threading.stack_size(256 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (held + (128 << 20), resource.RLIM_INFINITY))
 try:
     threading.Thread(target=print).start()
 except RuntimeError:

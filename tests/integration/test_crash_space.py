@@ -178,13 +178,13 @@ def test_a_full_one_sends_the_ring_to_disk_and_says_so(on_tmpfs: Runner) -> None
 
 
 def test_one_that_fills_up_later_does_not_kill_the_program(on_tmpfs: Runner) -> None:
-    # A store into a map without space behind it would be a SIGBUS. 2048 records of 3000 are
-    # stored after the file system is full, in slots that had not been touched before.
+    # A store into a map without space behind it would be a SIGBUS. The ring finds no room for more
+    # than its first 1024 slots, and uses these again and again.
     found, output = on_tmpfs("8m", "fill later", records=2048)
 
     assert Path(found["ring"]).parent.name == "rings"
-    assert (found["calls"], found["first"]) == (3000, 3000 - 2048 + 1)
-    assert found["shapes"] == list(range(3000 - 2048, 3000))
+    assert (found["calls"], found["first"]) == (3000, 3000 - 1024 + 1)
+    assert found["shapes"] == list(range(3000 - 1024, 3000))
     assert output == ""
 
 

@@ -124,7 +124,8 @@ def test_nccl_is_asked_for_its_version(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces")
 @pytest.mark.parametrize(
-    ("size", "shm", "rings"), [("64m", "room for 1 ring", "ok"), ("32m", "room for 0 rings", "bad")]
+    ("size", "shm", "rings"),
+    [("4m", "room for 7 rings", "ok"), ("512k", "room for 0 rings", "bad")],
 )
 def test_the_small_shm_of_a_container_is_a_warning(size: str, shm: str, rings: str) -> None:
     mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'

@@ -74,13 +74,14 @@ def test_refusals_have_no_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["watch", "--once"], ["check"], ["report", "-o", "x"], ["run"]]
+    ("command", "status"),
+    [(["watch", "--once"], 2), (["check"], 2), (["report", "-o", "x"], 2), (["run"], 126)],
 )
-def test_refused_names_are_one_line(command: list[str], tmp_path: Path) -> None:
+def test_refused_names_are_one_line(command: list[str], status: int, tmp_path: Path) -> None:
     name = tmp_path / f"{EVIL}\nline.ring"
     name.write_bytes(b"no ring")
 
-    text = output_of(*command, name, status=2)
+    text = output_of(*command, name, status=status)
 
     assert_safe(text)
     assert len(text.splitlines()) == 1

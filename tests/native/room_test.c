@@ -121,7 +121,7 @@ static void small_at_first_and_grows(void)
     ns_ring *ring = new_ring_in(rings, CAPACITY);
     ring_file file = verify(ns_ring_path(ring));
     CHECK(!strncmp(ns_ring_path(ring), directory, strlen(directory)));
-    CHECK(file.size > 10 << 20 && file.reserved < 256 << 10);
+    CHECK(file.size > 10 << 20 && file.reserved < 384 << 10);
     uint64_t before = file.reserved;
     release(&file);
     post_many(open_one(ring, 0), LEAST_ROOM / 2);

@@ -92,7 +92,26 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
         seen = [_capped(one) for one in seen]
     found += seen
     found = [unless_unranked(case, unless_untraced(case, one)) for one in found]
+    found = _unless_lost(case, found)
     return [with_host(case, _placed(case, one, positions)) for one in found]
+
+
+def _unless_lost(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in which a lost record is no cause beside what the others' records show."""
+    missing = {*case.run.missing}
+    shown = [
+        one
+        for one in findings
+        if one.role == "cause" and one.diverging_ranks and not missing & {*one.diverging_ranks}
+    ]
+    if not shown:
+        return list(findings)
+    return [
+        replace(one, role="consequence")
+        if one.kind == "dead_rank" and missing.issuperset(one.diverging_ranks)
+        else one
+        for one in findings
+    ]
 
 
 def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:

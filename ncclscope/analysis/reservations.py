@@ -109,9 +109,11 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
 
 def _waits_long(case: Case, waiting: Sequence[int]) -> bool:
     """Return whether ranks wait that long that something holds them up, whoever it is."""
-    ended = all(case.run.by_rank[n].exited for n in waiting)
-    quiet = case.quiet
-    return not ended and quiet is not None and quiet >= case.stall_seconds
+    ranks = [case.run.by_rank[n] for n in waiting]
+    if all(rank.exited for rank in ranks) or case.quiet is None:
+        return False
+    is_live = any(rank.alive for rank in ranks)
+    return case.quiet >= (case.live_stall_seconds if is_live else case.stall_seconds)
 
 
 def _unknown_text(case: Case, lost: Sequence[int]) -> str:

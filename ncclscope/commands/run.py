@@ -99,11 +99,11 @@ class RunCommand:
         said: list[str] = []
         if arguments.dir:
             directory = _made(arguments.dir)
-            said = [f"rings go to {directory}"]
         else:
             directory = own.enter(lambda: _default_directory(said.append), say)
         rings = NewRings(directory)
-        say(said[-1])
+        for line in said[-1:]:
+            say(line)
         if os.environ.get("NCCLSCOPE") == "0":
             say("NCCLSCOPE=0 is set: nothing will be traced")
         explainer = None if arguments.no_explain else Explainer(directory, options, rings.places)
@@ -135,7 +135,7 @@ class RunCommand:
             places = rings.places() if written or untraced else []
             if places and not fate:
                 say(f"ncclscope diagnose {shlex.join(map(str, places))}")
-            elif not places:
+            elif not places and not untraced:
                 say("no ring was written: no Python process made a process group of two or more")
         rings.reports.close()
         if ended.by_terminal and ended.status == -signal.SIGINT:

@@ -251,8 +251,8 @@ class RingFile(RingImage):
     def _filled(self, records: Records) -> Records:
         """Return a communicator's records with a blank one for each that is damaged.
 
-        A blank one has only position, sequence number and the next record's state. Of two damaged
-        ones in a row, not even that is known for each.
+        A blank one has only position and sequence number, and the state of the one before, as a
+        later call was posted. Of two damaged ones in a row, not even that is known for each.
         """
         seqs, begins = records["seq"], records["begin"]
         two = np.uint64(2)
@@ -265,7 +265,7 @@ class RingFile(RingImage):
         blank["ndim"] = layout.NO_SHAPE
         blank["root"] = -1
         for name in ("comm", "time", "state"):
-            blank[name] = records[name][gaps + 1]
+            blank[name] = records[name][gaps]
         filled: Records = np.insert(records, gaps + 1, blank)
         return filled
 

@@ -106,7 +106,9 @@ def decode(
         if checked and (lost or _is_misshapen(call)):
             # A damaged transfer must not be taken for a part of the common sequence.
             kept = (call.op if call.op in P2P_OPS else "send") if p2p else "?"
-            call = DamagedCall(kept, key, seq, call.position, signature=call.signature)
+            call = DamagedCall(
+                kept, key, seq, call.position, state=call.state, signature=call.signature
+            )
         calls.append(_printable(call))
     return calls
 

@@ -46,6 +46,7 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
+from ncclscope.model.metadata import UNCHECKED
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
@@ -86,7 +87,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
             seen += lost_connections(case)
         if not any(one.role == "cause" for one in seen):
             seen += _from_counts(case)
-    if not coverage.has_all_calls:
+    if not coverage.has_all_calls or any(rank.details.get(UNCHECKED) for rank in case.run.ranks):
         found = [_capped(one) for one in found]
     if not coverage.complete:
         seen = [_capped(one) for one in seen]

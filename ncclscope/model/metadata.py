@@ -10,6 +10,9 @@ from ncclscope.untrusted import integer, number, printable, printable_document, 
 DAMAGED = "damaged"
 """Kind of unseen calls whose records cannot be read."""
 
+UNCHECKED = "unchecked"
+"""Of a ring of an older version, whose records have no check: no verdict on them is certain."""
+
 ENDS = "ends"
 """Of a launcher: how the processes that it started ended by themselves, a status by its pid."""
 LAUNCHER = "ncclscope run"

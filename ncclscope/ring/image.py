@@ -12,6 +12,7 @@ it had ended in the first and had not begun again in the third.
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope import procfs
 from ncclscope.errors import DamagedFileError
 from ncclscope.ring import entries, layout
 from ncclscope.untrusted import only_writer, open_regular, parse
@@ -85,6 +87,8 @@ _MOST = np.uint64(layout.MOST)
 _LOW = np.uint64(0xFFFFFFFF)
 _MOST_COMMS = 0xFFFF
 _ALL = (1 << 64) - 1
+_CLOCK_SET_NS = 1_000_000_000
+"""A clock that differs by less has drifted."""
 _ATTEMPTS = 8
 """Attempts to read what the writer may change at any time."""
 
@@ -125,6 +129,7 @@ class RingImage:
             self.owner = only_writer(status)
             self._size = status.st_size
             self.geometry = self._read_geometry()
+            self.shift_ns = self._find_shift()
             self.read_capacity()
         except BaseException:
             self.close()
@@ -482,6 +487,16 @@ class RingImage:
                 f"has {self._size}"
             )
         return geometry
+
+    def _find_shift(self) -> int:
+        """Return by how much the clock of this host was set since the ring's process began."""
+        if not self.geometry.checked:
+            return 0
+        shift = time.time_ns() - time.monotonic_ns() - self.clock
+        if abs(shift) < _CLOCK_SET_NS:
+            return 0
+        boot = procfs.boot_id()
+        return shift if boot and self.read_about().get("boot_id") == boot else 0
 
     def _read_mirror(self) -> bytes:
         return self.read_bytes(layout.MIRROR, layout.PAGE)

@@ -15,7 +15,7 @@ from ncclscope import procfs
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.device import DeviceProgress
-from ncclscope.model.metadata import DAMAGED, read_about
+from ncclscope.model.metadata import DAMAGED, UNCHECKED, read_about
 from ncclscope.model.signature import BASE
 from ncclscope.model.text import plural
 from ncclscope.readers.ring.calls import decode, is_signable, short_sites
@@ -80,6 +80,8 @@ def read_ring(path: Path) -> Rank:
         *lost_transfers(ring),
     ]
     details = _with_unseen(read_about(about), unseen)
+    if not ring.geometry.checked:
+        details[UNCHECKED] = True
     if alive and procfs.is_stopped(pid):
         details["stopped"] = True
     if alive and procfs.waits_for_input(pid):

@@ -135,7 +135,7 @@ class RunCommand:
             places = rings.places() if written or untraced else []
             if places and not fate:
                 say(f"ncclscope diagnose {shlex.join(map(str, places))}")
-            elif not places and not untraced:
+            elif not written and not untraced:
                 say("no ring was written: no Python process made a process group of two or more")
         rings.reports.close()
         if ended.by_terminal and ended.status == -signal.SIGINT:

@@ -201,6 +201,7 @@ def test_rings_in_the_default_place_stay_after_a_failure_or_with_keep(
         assert Path(named).exists() is stay
         assert (f"ncclscope diagnose {named}" in completed.stderr) is stay
         assert ("1 ring removed" in completed.stderr) is not stay
+        assert "no ring was written" not in completed.stderr
         assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
     finally:
         shutil.rmtree(named, ignore_errors=True)

@@ -37,7 +37,8 @@ def check(found: Counter[str]) -> None:
     assert found["SAME"] > found["LOST"] > -1
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_damage_of_a_slice_makes_a_verdict_surer(tmp_path: Path) -> None:
     kinds = [option for kind in KINDS for option in ("--kind", kind)]
 

@@ -58,10 +58,14 @@ def test_a_wrong_type_in_a_description_is_exported_without_it(tmp_path: Path) ->
 
 
 def damage(path: Path, call: int) -> None:
-    """Flip a bit in the number of a call, so that it is not where it should be."""
+    """Flip a bit in the number of a call and of the next one, so that both are missing.
+
+    Of one alone, the hash would follow from the next.
+    """
     data = bytearray(path.read_bytes())
     geometry = geometry_of(data)
-    data[geometry.records + (call - 1) * layout.RECORD.size] ^= 1 << 4
+    for position in (call - 1, call):
+        data[geometry.records + position * layout.RECORD.size] ^= 1 << 4
     path.write_bytes(data)
 
 

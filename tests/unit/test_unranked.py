@@ -190,4 +190,4 @@ def test_watch_reports_them_while_they_run(rings: Path, members: int) -> None:
     cause = json.loads(done.stdout.splitlines()[-1])["verdict"]
     assert cause["kind"] == "op_mismatch"
     found = [one["pid"] for one in cause["processes"]]
-    assert found == pids if members == 2 else found == [pids[1]]
+    assert sorted(found) == (sorted(pids) if members == 2 else [pids[1]])

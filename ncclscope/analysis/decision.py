@@ -100,18 +100,15 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
 def _unless_lost(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings in which a lost record is no cause beside what the others' records show."""
     missing = {*case.run.missing}
-    shown = [
-        one
+    lost = [
+        one.kind == "dead_rank" and bool(one.diverging_ranks) and missing >= {*one.diverging_ranks}
         for one in findings
-        if one.role == "cause" and one.diverging_ranks and not missing & {*one.diverging_ranks}
     ]
-    if not shown:
+    if all(is_lost or one.role != "cause" for one, is_lost in zip(findings, lost, strict=True)):
         return list(findings)
     return [
-        replace(one, role="consequence")
-        if one.kind == "dead_rank" and missing.issuperset(one.diverging_ranks)
-        else one
-        for one in findings
+        replace(one, role="consequence") if is_lost else one
+        for one, is_lost in zip(findings, lost, strict=True)
     ]
 
 

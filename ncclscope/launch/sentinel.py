@@ -34,8 +34,8 @@ _ANSWERED = 0
 """Follows the signals of an answer; no signal has this number."""
 _MOST = 4096
 """Bytes of a message: one for each signal."""
-_ARGUMENTS = slice(45, 47)
-"""Where the command line begins and ends in memory, in ``/proc/PID/stat`` after the name."""
+_BOUNDS = slice(45, 49)
+"""Where command line and environment lie in memory, in ``/proc/PID/stat`` after the name."""
 
 
 class Sentinel:
@@ -116,14 +116,20 @@ class Sentinel:
 
 
 def _resemble(command: Sequence[str]) -> None:
-    """Take the name and the command line of a program, by which others may choose it."""
+    """Take the name and the command line of a program, by which others may choose it.
+
+    Without an environment nobody takes this process for a rank.
+    """
     name = os.path.basename(os.fsencode(command[0]))  # the kernel cuts it
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
     with open("/proc/self/stat", "rb") as file:
-        begin, end = map(int, file.read().rpartition(b")")[2].split()[_ARGUMENTS])
+        places = map(int, file.read().rpartition(b")")[2].split()[_BOUNDS])
+    begin, end, variables, last = places
     words = b"\0".join(map(os.fsencode, command)) + b"\0"
     if begin and begin + len(words) <= end:
         ctypes.memmove(begin, words.ljust(end - begin, b"\0"), end - begin)
+    if variables:
+        ctypes.memset(variables, 0, last - variables)
 
 
 def _serve(reader: SignalReader, client: socket.socket, parent: int) -> None:

@@ -18,7 +18,7 @@ WORDS = {
     "CRASH": "an exception that no user should see",
     "WRONG_CERTAIN": "certain, and of another rank or kind than the truth",
     "SILENT_OK": "ok where the job was not, or without a note where records are missing",
-    "NAMED": "a rank outside of the truth is likely, or one is named because its file is bad",
+    "NAMED": "an innocent rank is named, or another story of one whose file is damaged is likely",
     "ALARM": "a healthy job hangs or has diverged",
     "DIFFERS": "another answer from the same records, on another host or after another boot",
     "ASTRAY": "ambiguous, and all candidates are innocent",
@@ -143,6 +143,7 @@ def judge(
     """
     truth = job.truth
     damaged = {_place(file) for file in damage.touched}
+    lost = damaged if damage.kind == "dropped" else set()
     if answer.status == "crash":
         return "CRASH"
     new = [each for each in answer.named if each not in base.named]
@@ -150,7 +151,7 @@ def judge(
         return "WRONG_CERTAIN"
     if answer.status == "ok" and (base.status != "ok" or _is_silent(base, answer)):
         return "SILENT_OK"
-    if any(_names(each, truth, damaged) for each in new):
+    if any(_names(each, truth, damaged, lost) for each in new):
         return "NAMED"
     if truth.is_healthy and answer.status in ("hung", "diverged"):
         return "ALARM"
@@ -178,15 +179,18 @@ def _is_astray(named: Named, truth: Truth) -> bool:
     return bool(named.candidates) and not named.candidates & truth.allowed
 
 
-def _names(named: Named, truth: Truth, damaged: set[int]) -> bool:
-    """Return whether a finding names somebody who has done nothing, or for a bad file alone."""
+def _names(named: Named, truth: Truth, damaged: set[int], lost: set[int]) -> bool:
+    """Return whether a finding names somebody who has done nothing, or for a bad file alone.
+
+    That the others wait for a rank without a record is seen in theirs.
+    """
     if named.ranks and not named.ranks <= truth.allowed:
         return True
     if named.confidence == "ambiguous":
         return False
     if _is_astray(named, truth):
         return True
-    bad = {str(place) for place in damaged}
+    bad = {str(place) for place in damaged - (lost if named.kind == "dead_rank" else set())}
     return bool(named.ranks & bad) and named.kind not in truth.kinds
 
 

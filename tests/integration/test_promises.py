@@ -196,18 +196,17 @@ def command(*words: str) -> tuple[str, str]:
 # --- docs/reliability.md ---------------------------------------------------------------------
 
 MEASURE = """
-import sys, time
+import re, sys, time
 from pathlib import Path
 import ncclscope
 
-def held():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def bytes_of(what):  # getrusage counts what the process that started this one held
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(what + r":\\s*(\\d+) kB", status)[1])
 
-before, began = held(), time.thread_time()
+before, began = bytes_of("VmRSS"), time.thread_time()
 run = ncclscope.open_run(sys.argv[1])
-import resource
-most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(most - before, time.thread_time() - began, sorted(run.by_rank), *run.notes, sep="\\n")
+print(bytes_of("VmHWM") - before, time.thread_time() - began, sorted(run.by_rank), *run.notes, sep="\\n")
 """
 HEADER = b'{"ncclscope_trace":1,"rank":1,"world_size":2}\n'
 

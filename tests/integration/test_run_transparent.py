@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ncclscope.attach.processes import describe
 from ncclscope.procfs import is_stopped, start_ticks
 from tests.support.signalled import RUN, Job, environment, eventually, listener
 
@@ -47,6 +48,19 @@ def running(
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path, listener(tmp_path), under_run=True)
+
+
+def test_no_process_of_run_is_taken_for_a_rank(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher such as srun starts each rank under a `run` of its own."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    job.handles(USR1)
+    with running(job) as process:
+        alike = [describe(one.pid) for one in psutil.Process(process.pid).children()]
+        program = describe(job.pids()[0])
+        (sentinel,) = (one for one in alike if one.words == program.words and one != program)
+
+        assert (sentinel.integer("RANK"), program.integer("RANK")) == (None, 0)
 
 
 # --- stops and kills of `run` itself --------------------------------------------------------------

@@ -21,7 +21,8 @@ import numpy as np
 
 from benchmarks.runners.rings import make_rings
 from ncclscope.resources import economy
-from ncclscope.ring.image import RECORD_DTYPE, RingImage, record_checks
+from ncclscope.ring.image import RECORD_DTYPE, RingImage
+from ncclscope.ring.record_checks import record_checks
 
 __all__ = ["CAPACITY", "PER_NODE", "NodeCost", "make_nodes", "measure"]
 

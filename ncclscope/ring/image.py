@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ncclscope import procfs
 from ncclscope.errors import DamagedFileError
 from ncclscope.ring import entries, layout
+from ncclscope.ring.record_checks import STATES, correct
 from ncclscope.untrusted import only_writer, open_regular, parse
 
 if TYPE_CHECKING:
@@ -71,9 +72,6 @@ ENTRY_DTYPE = np.dtype(
 ``end`` is the check; before version 3 it was the lower half of ``begin``.
 """
 _FACTORS = np.array(layout.FACTORS, np.uint64)
-_STATES = np.full(256, 255, np.uint8)
-_STATES[list(layout.STATES)] = range(len(layout.STATES))
-_WITHOUT_STATE = np.uint64((1 << 56) - 1)
 _HALF = np.uint64(32)
 
 Records = NDArray[np.void]
@@ -236,17 +234,14 @@ class RingImage:
         return data, np.arange(start + 1, start + 1 + len(data) // size, dtype=np.uint64)
 
     def _checked(self, data: bytes) -> Records:
-        """Return records; of those that do not fit their check, ``end`` is 0."""
+        """Return records, a flipped bit corrected; ``end`` is 0 where the check does not fit."""
         if not self.geometry.checked:
             old: Records = np.frombuffer(data, RECORD_DTYPE)
             return old
-        records: Records = np.frombuffer(bytearray(data), RECORD_DTYPE)
-        ends = np.frombuffer(data, _ENDS)
-        states = _STATES[records["state"]]
-        good = record_checks(data) == ends["check"]
-        good &= ends["end"] == ends["begin"] & _LOW
-        good &= states != 255
-        records["state"] = states
+        own = bytearray(data)
+        good = correct(own)
+        records: Records = np.frombuffer(own, RECORD_DTYPE)
+        records["state"] = STATES[records["state"]]
         records["end"] = np.where(good, records["begin"], np.uint64(0))
         if self.shift_ns:
             records["time"] += np.uint64(self.shift_ns & _ALL)
@@ -527,15 +522,6 @@ def _is_header(header: bytes) -> bool:
 def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:
     """Return whether these are valid fields of an activity, not an interrupted store."""
     return turn > 0 and max(turn, since, until, *others) <= layout.MOST and not 0 < until < since
-
-
-def record_checks(data: bytes) -> NDArray[np.uint64]:
-    """Return the check of each record of version 3, `[records]`; see :func:`layout.check`."""
-    words = np.frombuffer(data, "<u8").reshape(-1, layout.RECORD.size // 8).copy()
-    words[:, 10] &= _WITHOUT_STATE
-    words[:, 11] &= _LOW
-    checks: NDArray[np.uint64] = (words @ _FACTORS) >> _HALF
-    return checks
 
 
 def chosen(records: Records, which: NDArray[np.bool_]) -> Records:

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     chosen = tuple(options.kind or kinds)
     tasks = [
-        (name, chosen, part + parts * number, parts * options.jobs, options.seed, options.verify)
+        (name, chosen, (part, parts), (number, options.jobs), options.seed, options.verify)
         for name in names
         for number in range(options.jobs)
     ]
@@ -73,15 +73,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def sweep(
-    name: str, kinds: Sequence[str], part: int, parts: int, seed: int = 0, verify: int = 0
+    name: str,
+    kinds: Sequence[str],
+    part: tuple[int, int] = (0, 1),
+    process: tuple[int, int] = (0, 1),
+    seed: int = 0,
+    verify: int = 0,
 ) -> Result:
     """Sweep one job.
 
     Args:
         name: Of the job.
         kinds: Kinds of damage.
-        part: The part of the sweep, from 0.
-        parts: Number of parts.
+        part: The part of the sweep, from 0, and the number of parts.
+        process: The number of a process that shares it with others, and their count.
         seed: Of damages at random.
         verify: Ask again about each such damage, without memory; 0 for none.
     """
@@ -90,7 +95,7 @@ def sweep(
         if job.base.status not in job.job.truth.status:
             raise SystemExit(f"{name}, undamaged: {job.base.summary}")
         for damage in job.damages([kind for kind in kinds if kind in KINDS], seed):
-            if not damage.is_part(part, parts, name):
+            if not damage.is_part(*part, name) or not damage.is_near(*process):
                 continue
             word, answer = job.judge(damage)
             result.add(name, damage, word, answer, job.where(damage))
@@ -98,7 +103,7 @@ def sweep(
                 again, _ = job.judge(damage, memoised=False)
                 if again != word:
                     raise SystemExit(f"{name} {damage.name}: {word} from memory, {again} anew")
-        if part == 0:
+        if (part[0], process[0]) == (0, 0):
             for kind in WHOLE_JOBS:
                 for damage, word, answer in job.recorded_anew(kind) if kind in kinds else ():
                     result.add(name, damage, word, answer)

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import combinations, permutations
 
 from tests.damage.places import BLOCK, PAGE, Places
@@ -18,6 +19,9 @@ _RANDOM = 2000
 _UNUSED = 256
 """Bits of each ring that are flipped outside of what is in use."""
 
+_NEAR = 128
+"""Bytes of a file in which damages are likely to be of the same record."""
+
 Change = Mapping[str, "bytes | tuple[int, bytes] | None"]
 """By file its new content, or an offset and the bytes there; None where the file is gone."""
 
@@ -29,15 +33,19 @@ class Damage:
     Attributes:
         kind: One of :data:`KINDS`.
         name: Kind, file and place, which name it on the command line.
-        change: What it does to the files.
-        files: Files whose content is not that of their process at its end.
+        make: Return what it does to the files: most damages of a sweep are not in its part.
         touched: Offsets of changed bytes by file; None for a file as a whole.
     """
 
     kind: str
     name: str
-    change: Change
+    make: Callable[[], Change]
     touched: Mapping[str, range | None]
+
+    @cached_property
+    def change(self) -> Change:
+        """What it does to the files."""
+        return self.make()
 
     def is_part(self, part: int, parts: int, job: str = "") -> bool:
         """Return whether it belongs to one of several equal parts of the sweep.
@@ -45,6 +53,15 @@ class Damage:
         Jobs have damages of the same names, of which each takes others.
         """
         return zlib.crc32(f"{job} {self.name}".encode()) % parts == part
+
+    def is_near(self, number: int, processes: int) -> bool:
+        """Return whether it is in one process's part of the files.
+
+        Many damages of the same few bytes leave the same records to be read.
+        """
+        kind, file, *place = self.name.split("/")
+        near = int(place[0]) // _NEAR if place and place[0].isdigit() else 0
+        return zlib.crc32(f"{kind} {file} {near}".encode()) % processes == number
 
 
 _Made = Iterator[Damage]
@@ -89,9 +106,11 @@ def _bits(kind: str, rings: Rings, places: Mapping[str, Places]) -> _Made:
 
 
 def _flip(kind: str, file: str, data: bytes, offset: int, bit: int) -> Damage:
-    new = bytes([data[offset] ^ 1 << bit])
+    def make() -> Change:
+        return {file: (offset, bytes([data[offset] ^ 1 << bit]))}
+
     name = f"{kind}/{file}/{offset}/{bit}"
-    return Damage(kind, name, {file: (offset, new)}, {file: range(offset, offset + 1)})
+    return Damage(kind, name, make, {file: range(offset, offset + 1)})
 
 
 def _unused(rings: Rings, places: Mapping[str, Places], seed: int) -> _Made:
@@ -127,23 +146,32 @@ def _random(rings: Rings, places: Mapping[str, Places], seed: int) -> _Made:
                 place = min(block - page + dice.randrange(span), len(new) - 1)
                 new[place] ^= 1 << dice.randrange(8)
             touched = range(page, page + len(new))
-            yield Damage(
-                "random", f"random/{file}/{number}", {file: (page, bytes(new))}, {file: touched}
-            )
+            make = partial(_put, file, page, bytes(new))
+            yield Damage("random", f"random/{file}/{number}", make, {file: touched})
 
 
 def _zeroed(rings: Rings, places: Mapping[str, Places]) -> _Made:
     """Zero the tail from each page on; the file keeps its length."""
     for file, own in places.items():
-        late = rings[file][-1]
-        for start in range(0, own.size, PAGE):
-            if any(late[start:]):
-                yield Damage(
-                    "tail-zeroed",
-                    f"tail-zeroed/{file}/{start}",
-                    {file: (start, bytes(own.size - start))},
-                    {file: range(start, own.size)},
-                )
+        for start in range(0, len(rings[file][-1].rstrip(b"\0")), PAGE):
+            yield Damage(
+                "tail-zeroed",
+                f"tail-zeroed/{file}/{start}",
+                partial(_zeros, file, start, own.size),
+                {file: range(start, own.size)},
+            )
+
+
+def _zeros(file: str, start: int, stop: int) -> Change:
+    return {file: (start, bytes(stop - start))}
+
+
+def _put(file: str, start: int, data: bytes) -> Change:
+    return {file: (start, data)}
+
+
+def _replace(files: Mapping[str, bytes | None]) -> Change:
+    return files
 
 
 def _cut(rings: Rings, places: Mapping[str, Places]) -> _Made:
@@ -153,28 +181,33 @@ def _cut(rings: Rings, places: Mapping[str, Places]) -> _Made:
             yield Damage(
                 "tail-cut",
                 f"tail-cut/{file}/{start}",
-                {file: rings[file][-1][:start]},
+                partial(_first, file, rings[file][-1], start),
                 {file: range(start, own.size)},
             )
+
+
+def _first(file: str, data: bytes, stop: int) -> Change:
+    return {file: data[:stop]}
 
 
 def _dropped(rings: Rings, places: Mapping[str, Places]) -> _Made:
     """Lose each file."""
     for file in places:
-        yield Damage("dropped", f"dropped/{file}", {file: None}, {file: None})
+        yield Damage("dropped", f"dropped/{file}", partial(_replace, {file: None}), {file: None})
 
 
 def _exchanged(rings: Rings, places: Mapping[str, Places]) -> _Made:
     """Exchange the names of each pair of files."""
     for one, other in combinations(places, 2):
-        change = {one: rings[other][-1], other: rings[one][-1]}
-        yield Damage("exchanged", f"exchanged/{one}/{other}", change, {})
+        make = partial(_replace, {one: rings[other][-1], other: rings[one][-1]})
+        yield Damage("exchanged", f"exchanged/{one}/{other}", make, {})
 
 
 def _copied(rings: Rings, places: Mapping[str, Places]) -> _Made:
     """Copy each file over each other."""
     for one, other in permutations(places, 2):
-        yield Damage("copied", f"copied/{one}/{other}", {one: rings[other][-1]}, {one: None})
+        make = partial(_replace, {one: rings[other][-1]})
+        yield Damage("copied", f"copied/{one}/{other}", make, {one: None})
 
 
 def _older_pages(rings: Rings, places: Mapping[str, Places]) -> _Made:
@@ -189,7 +222,7 @@ def _older_pages(rings: Rings, places: Mapping[str, Places]) -> _Made:
                     yield Damage(
                         "page-older",
                         f"page-older/{file}/{start}/{age}",
-                        {file: (start, page)},
+                        partial(_put, file, start, page),
                         {file: range(start, start + PAGE)},
                     )
 
@@ -198,7 +231,8 @@ def _older_files(rings: Rings, places: Mapping[str, Places]) -> _Made:
     """Replace each file by an older one."""
     for file in places:
         for age, older in list(zip(AGES, rings[file], strict=True))[:-1]:
-            yield Damage("file-older", f"file-older/{file}/{age}", {file: older}, {file: None})
+            make = partial(_replace, {file: older})
+            yield Damage("file-older", f"file-older/{file}/{age}", make, {file: None})
 
 
 _WHOLE: Mapping[str, _Maker] = {

@@ -160,7 +160,7 @@ class Sweep:
         """Yield the answers on the same job elsewhere, or with clocks that are set back."""
         scripts = self.job.elsewhere() if kind == "identity" else self.job.set_back()
         for name, script in scripts:
-            damage = Damage(kind, f"{kind}/{name}", {}, {})
+            damage = Damage(kind, f"{kind}/{name}", dict, {})
             with TemporaryDirectory(prefix="ncclscope-damage-", dir=MEMORY) as folder:
                 for file, ages in record(script).items():
                     Path(folder, file).write_bytes(ages[-1])

@@ -206,7 +206,8 @@ def bytes_of(what):  # getrusage counts what the process that started this one h
 
 before, began = bytes_of("VmRSS"), time.thread_time()
 run = ncclscope.open_run(sys.argv[1])
-print(bytes_of("VmHWM") - before, time.thread_time() - began, sorted(run.by_rank), *run.notes, sep="\\n")
+most, took = bytes_of("VmHWM") - before, time.thread_time() - began
+print(most, took, sorted(run.by_rank), *run.notes, sep="\\n")
 """
 HEADER = b'{"ncclscope_trace":1,"rank":1,"world_size":2}\n'
 

@@ -1,0 +1,88 @@
+"""The checks of a ring's records, and the correction of one flipped bit, as memory with ECC does.
+
+A record that does not fit its check was torn, overwritten or damaged. Of all records that differ
+from it in one bit, one fits where that bit was flipped; elsewhere one of these 768 fits by chance
+once in five million damaged records, as a check has 32 bits. The highest bits of two words change
+the check alike: where several of these records fit, nothing is corrected.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope.ring import layout
+
+_FACTORS = np.array(layout.FACTORS, np.uint64)
+_WORDS = layout.RECORD.size // 8
+_STATE_WORD, _CHECK_WORD = layout.STATE_OFFSET // 8, layout.CHECK_OFFSET // 8
+_BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+_STATE_SHIFT = np.uint64(56)
+_WITHOUT_STATE = np.uint64((1 << 56) - 1)
+_COVERED = np.ones((_WORDS, 64), bool)
+_COVERED[_STATE_WORD, 56:] = False
+_COVERED[_CHECK_WORD, 32:] = False
+_MOST_CORRECTED = 256
+"""Records of one read that are tried; more are no flipped bits."""
+
+NO_STATE = 255
+STATES = np.full(256, NO_STATE, np.uint8)
+"""State by its spelling; NO_STATE for what spells none."""
+STATES[list(layout.STATES)] = range(len(layout.STATES))
+
+
+def record_checks(data: bytes) -> NDArray[np.uint64]:
+    """Return the check of each record of version 3, `[records]`; see :func:`layout.check`."""
+    words = np.frombuffer(data, "<u8").reshape(-1, _WORDS).copy()
+    words[:, _STATE_WORD] &= _WITHOUT_STATE
+    words[:, _CHECK_WORD] &= _LOW
+    checks: NDArray[np.uint64] = (words @ _FACTORS) >> _HALF
+    return checks
+
+
+def fitting(data: bytes) -> NDArray[np.bool_]:
+    """Return which records fit their check and spell a state, `[records]`."""
+    words = np.frombuffer(data, "<u8").reshape(-1, _WORDS)
+    last = words[:, _CHECK_WORD]
+    good: NDArray[np.bool_] = record_checks(data) == last >> _HALF
+    good &= last & _LOW == words[:, 0] & _LOW
+    good &= STATES[words[:, _STATE_WORD] >> _STATE_SHIFT] < NO_STATE
+    return good
+
+
+def correct(data: bytearray) -> NDArray[np.bool_]:
+    """Flip the wrong bit of each record that has one, and return which records fit, `[records]`."""
+    good = fitting(bytes(data))
+    records = np.frombuffer(data, "<u8").reshape(-1, _WORDS)
+    wrong = np.flatnonzero(~good & records.any(axis=1))
+    for place in wrong if len(wrong) <= _MOST_CORRECTED else ():
+        if (corrected := _corrected(records[place])) is not None:
+            records[place] = corrected
+            good[place] = True
+    return good
+
+
+def _corrected(record: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
+    """Return the record that fits and differs in one bit; None if there is none."""
+    covered = record.copy()
+    covered[_STATE_WORD] &= _WITHOUT_STATE
+    covered[_CHECK_WORD] &= _LOW
+    check = record[_CHECK_WORD] >> _HALF
+    total = covered @ _FACTORS
+    steps = np.multiply.outer(_FACTORS, _BITS)
+    is_set = (covered[:, None] & _BITS) != 0
+    totals = np.where(is_set, total - steps, total + steps)
+    places = np.argwhere((totals >> _HALF == check) & _COVERED)
+    flipped = [_flip(record, word, bit) for word, bit in places]
+    flipped += [_flip(record, _CHECK_WORD, bit) for bit in range(32, 64)]
+    flipped += [_flip(record, _STATE_WORD, bit) for bit in range(56, 64)]
+    fit = [one for one in flipped if fitting(one.tobytes())[0]]
+    return fit[0] if len(fit) == 1 else None
+
+
+def _flip(record: NDArray[np.uint64], word: int, bit: int) -> NDArray[np.uint64]:
+    other = record.copy()
+    other[word] ^= _BITS[bit]
+    return other

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.coverage import Coverage, uses_unrecorded
+from ncclscope.analysis.coverage import Coverage, unrecorded_kinds, uses_unrecorded
 from ncclscope.analysis.processes.device_verdict import Reading, compare_ras_counts
 from ncclscope.analysis.processes.kernel import with_host
 from ncclscope.analysis.processes.positions import Position, Positions
@@ -46,7 +46,7 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
-from ncclscope.model.metadata import UNCHECKED
+from ncclscope.model.metadata import DAMAGED, UNCHECKED
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
@@ -93,22 +93,29 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
         seen = [_capped(one) for one in seen]
     found += seen
     found = [unless_unranked(case, unless_untraced(case, one)) for one in found]
-    found = _unless_lost(case, found)
+    found = _unless_unseen(case, found)
     return [with_host(case, _placed(case, one, positions)) for one in found]
 
 
-def _unless_lost(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings in which a lost record is no cause beside what the others' records show."""
+def _unless_unseen(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in which what is not seen is no cause beside what the records show.
+
+    That is a lost record, and where a rank with a damaged one waits.
+    """
     missing = {*case.run.missing}
-    lost = [
-        one.kind == "dead_rank" and bool(one.diverging_ranks) and missing >= {*one.diverging_ranks}
+    damaged = {rank.rank for rank in case.run.ranks if DAMAGED in unrecorded_kinds(rank)}
+    damaged.update(case.run.unreadable)
+    unseen = [
+        one.role != "cause"
+        or (one.kind == "dead_rank" and {*one.diverging_ranks, *one.candidate_ranks} <= missing)
+        or (one.kind == "stalled" and bool({*one.candidate_ranks} & damaged))
         for one in findings
     ]
-    if all(is_lost or one.role != "cause" for one, is_lost in zip(findings, lost, strict=True)):
+    if all(unseen):
         return list(findings)
     return [
-        replace(one, role="consequence") if is_lost else one
-        for one, is_lost in zip(findings, lost, strict=True)
+        replace(one, role="consequence") if is_unseen and one.role == "cause" else one
+        for one, is_unseen in zip(findings, unseen, strict=True)
     ]
 
 

@@ -1,9 +1,9 @@
 """The checks of a ring's records, and the correction of one flipped bit, as memory with ECC does.
 
-A record that does not fit its check was torn, overwritten or damaged. Of all records that differ
-from it in one bit, one fits where that bit was flipped; elsewhere one of these 768 fits by chance
-once in five million damaged records, as a check has 32 bits. The highest bits of two words change
-the check alike: where several of these records fit, nothing is corrected.
+A record that does not fit its check was torn, overwritten or damaged. Of the 768 that differ from
+it in one bit, one fits where that bit was flipped; elsewhere one fits by chance once in five
+million damaged records. The upper bits of a word change fewer bits of the check, and more damages
+look alike there: only what changes the lower bits of the check is corrected.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _WITHOUT_STATE = np.uint64((1 << 56) - 1)
 _COVERED = np.ones((_WORDS, 64), bool)
 _COVERED[_STATE_WORD, 56:] = False
 _COVERED[_CHECK_WORD, 32:] = False
+_DISTINCT = np.uint64(0xFFF)
+"""Bits of the check of which one is changed by a flip of any of the lower 44 bits of a word."""
 _MOST_CORRECTED = 256
 """Records of one read that are tried; more are no flipped bits."""
 
@@ -65,20 +67,19 @@ def correct(data: bytearray) -> NDArray[np.bool_]:
 
 
 def _corrected(record: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """Return the record that fits and differs in one bit; None if there is none."""
+    """Return the only record that fits and differs in one bit; None if there is none."""
     covered = record.copy()
     covered[_STATE_WORD] &= _WITHOUT_STATE
     covered[_CHECK_WORD] &= _LOW
-    check = record[_CHECK_WORD] >> _HALF
-    total = covered @ _FACTORS
+    check, own = record[_CHECK_WORD:] >> _HALF, covered[None] @ _FACTORS
+    # Of a state, three wrong bits look like one of another state.
+    if not ((check - (own >> _HALF)) & _DISTINCT).any():
+        return None
     steps = np.multiply.outer(_FACTORS, _BITS)
-    is_set = (covered[:, None] & _BITS) != 0
-    totals = np.where(is_set, total - steps, total + steps)
-    places = np.argwhere((totals >> _HALF == check) & _COVERED)
-    flipped = [_flip(record, word, bit) for word, bit in places]
-    flipped += [_flip(record, _CHECK_WORD, bit) for bit in range(32, 64)]
-    flipped += [_flip(record, _STATE_WORD, bit) for bit in range(56, 64)]
-    fit = [one for one in flipped if fitting(one.tobytes())[0]]
+    sums = np.where((covered[:, None] & _BITS) != 0, own - steps, own + steps)
+    flips = [*map(tuple, np.argwhere((sums >> _HALF == check) & _COVERED).tolist())]
+    flips += [(_CHECK_WORD, bit) for bit in range(32, 64)]
+    fit = [one for one in (_flip(record, *flip) for flip in flips) if fitting(one.tobytes())[0]]
     return fit[0] if len(fit) == 1 else None
 
 

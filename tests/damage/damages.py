@@ -84,6 +84,8 @@ def damages_of(
             yield from _random(rings, places, seed)
         elif kind == "unused":
             yield from _unused(rings, places, seed)
+        elif kind == "byte-records":
+            yield from _bytes(rings, places, seed)
         elif kind.startswith("bit-"):
             yield from _bits(kind, rings, places)
         else:
@@ -103,6 +105,21 @@ def _bits(kind: str, rings: Rings, places: Mapping[str, Places]) -> _Made:
             for offset in part:
                 for bit in range(8):
                     yield _flip(kind, file, late, offset, bit)
+
+
+def _bytes(rings: Rings, places: Mapping[str, Places], seed: int) -> _Made:
+    """Flip two to eight bits of each byte of the newest records."""
+    several = [value for value in range(256) if value.bit_count() > 1]
+    for file, own in places.items():
+        dice = random.Random(f"bytes {file} {seed}")
+        for offset in (offset for part in own.newest for offset in part):
+            new = bytes([rings[file][-1][offset] ^ dice.choice(several)])
+            yield Damage(
+                "byte-records",
+                f"byte-records/{file}/{offset}",
+                partial(_put, file, offset, new),
+                {file: range(offset, offset + 1)},
+            )
 
 
 def _flip(kind: str, file: str, data: bytes, offset: int, bit: int) -> Damage:
@@ -247,7 +264,15 @@ _WHOLE: Mapping[str, _Maker] = {
 FEW = ("dropped", "exchanged", "copied", "page-older", "file-older")
 """Kinds with a few dozen damages for each job."""
 KINDS = (
-    *("bit-records", "bit-header", "bit-about", "bit-strings", "bit-heap", "bit-table"),
+    *(
+        "bit-records",
+        "byte-records",
+        "bit-header",
+        "bit-about",
+        "bit-strings",
+        "bit-heap",
+        "bit-table",
+    ),
     *("bit-marks", "bit-graphs", "bit-device", "bit-transfers", "unused", "random"),
     *_WHOLE,
 )

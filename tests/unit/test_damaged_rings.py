@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,12 @@ def flip(path: Path, offset: int, bit: int) -> None:
     path.write_bytes(data)
 
 
+def spoil(path: Path, offset: int, bit: int) -> None:
+    """Flip two bits of a byte of a record; a single one would be corrected."""
+    flip(path, offset, bit)
+    flip(path, offset, (bit + 3) % 8)
+
+
 def put(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -245,7 +252,7 @@ def test_each_changed_byte_of_a_record_is_damage(tmp_path: Path) -> None:
     path = Path(tracer.path)
     whole, places = path.read_bytes(), records_of(path)
     for offset in places[:: 1 if EVERYTHING else 7]:
-        put(path, offset, bytes([whole[offset] ^ 1 << offset % 8]))
+        put(path, offset, bytes([whole[offset] ^ 9 << offset % 4]))
         position = (offset - places.start) // layout.RECORD.size
         with RingFile(path) as ring:
             assert (ring.head, ring.holes) == (3 if position < 2 else 2, [position]), offset
@@ -254,6 +261,26 @@ def test_each_changed_byte_of_a_record_is_damage(tmp_path: Path) -> None:
             kept = [begin - 1 for begin in ring.window(0, 3)["begin"].tolist()]
         assert kept == [number for number in range(3) if number != position], offset
         put(path, offset, whole[offset : offset + 1])
+
+
+def test_a_flipped_bit_of_a_record_is_corrected(tmp_path: Path) -> None:
+    """But for the upper bits of a word, where more damages change the check alike."""
+    tracer = tracer_in(tmp_path)
+    fill(tracer, tracer.communicator("k", "tp:0", [0]), 1, 4)
+    path = Path(tracer.path)
+    whole, places = path.read_bytes(), records_of(path)
+    with RingFile(path) as ring:
+        records = ring.window(0, 3).tobytes()
+    found: Counter[bool] = Counter()
+    for number in range(0, 3 * 8 * layout.RECORD.size, 1 if EVERYTHING else 7):
+        offset = places.start + number // 8
+        flip(path, offset, number % 8)
+        with RingFile(path) as ring:
+            is_corrected = not ring.holes
+            found[is_corrected] += 1
+            assert not is_corrected or ring.window(0, 3).tobytes() == records, number
+        put(path, offset, whole[offset : offset + 1])
+    assert found[True] > 0.5 * found.total()
 
 
 def calls_of(cluster: Cluster) -> list[Call]:
@@ -267,7 +294,7 @@ def test_damage_in_a_hash_at_the_divergence_is_not_certain(diverged: Cluster, be
     """The hash of the call at which rank 2 differs, or of the one before it."""
     path = ring_of(diverged, 2)
     record = records_of(path).start + (5 - before) * layout.RECORD.size
-    flip(path, record + HASH, 3)
+    spoil(path, record + HASH, 3)
 
     verdict = diagnose(open_run(diverged.directory))
 
@@ -391,7 +418,7 @@ def test_damage_in_the_record_of_a_send_is_no_mismatch(tmp_path: Path) -> None:
     step = 3 if EVERYTHING else 9
     for offset in records_of(path)[::step]:
         path.write_bytes(whole)
-        flip(path, offset, (offset * 5 + 3) % 8)
+        spoil(path, offset, (offset * 5 + 3) % 8)
         verdict = diagnose(open_run(cluster.directory))
         assert verdict.status in ("ok", "incomplete"), f"byte {offset - records_of(path).start}"
         unseen += "records of sends or receives on pp:0" in " ".join(verdict.coverage.unseen)
@@ -474,7 +501,7 @@ def test_a_rank_whose_ring_cannot_be_read_is_not_gone(diverged: Cluster) -> None
     """Its calls are found missing when they are asked for; the others wait for rank 2."""
     path = ring_of(diverged, 0)
     for number in (2, 3):  # of one alone, the next record would show the hash
-        flip(path, records_of(path).start + number * layout.RECORD.size + SEQ, 4)
+        spoil(path, records_of(path).start + number * layout.RECORD.size + SEQ, 4)
 
     verdict = diagnose(open_run(diverged.directory))
 

@@ -58,14 +58,14 @@ def test_a_wrong_type_in_a_description_is_exported_without_it(tmp_path: Path) ->
 
 
 def damage(path: Path, call: int) -> None:
-    """Flip a bit in the number of a call and of the next one, so that both are missing.
+    """Flip two bits in the number of a call and of the next one, so that both are missing.
 
     Of one alone, the hash would follow from the next.
     """
     data = bytearray(path.read_bytes())
     geometry = geometry_of(data)
     for position in (call - 1, call):
-        data[geometry.records + position * layout.RECORD.size] ^= 1 << 4
+        data[geometry.records + position * layout.RECORD.size] ^= 3 << 4
     path.write_bytes(data)
 
 

@@ -53,6 +53,11 @@ def post_in_steps(tracer: Tracer, comm: Comm, number: int) -> tuple[bytes, bytes
     return before, Path(tracer.path).read_bytes()
 
 
+def is_near(one: bytes, other: bytes) -> bool:
+    """Return whether two records differ in one bit at most."""
+    return (int.from_bytes(one, "little") ^ int.from_bytes(other, "little")).bit_count() <= 1
+
+
 @pytest.mark.parametrize(
     "calls",
     [
@@ -89,7 +94,10 @@ def test_a_torn_record_is_not_shown_and_hides_no_other(
             file.write(state)
         log = read(copy, ended=ended).logs["k"]
         expected = whole if state == new else untouched if state == old else torn
-        assert (log.first, log.calls) == expected, state.hex()
+        # A flipped bit is corrected where the record cannot be written now.
+        near = [untouched] * is_near(state, old) + [whole] * is_near(state, new)
+        assert (log.first, log.calls) in (expected, *near), state.hex()
+        expected = log.first, log.calls
         assert list(log.signatures(1, calls + 2)) == SIGNATURES[log.first : log.calls + 1]
         if expected not in seen:
             seen.add(expected)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import unrecorded_kinds
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
 from ncclscope.analysis.waits.open_transfers import may_come, unanswered
 from ncclscope.analysis.waits.stopped_ends import short_rank, stopped_end
@@ -29,6 +30,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Call, Communicator, Finding, State
+from ncclscope.model.metadata import DAMAGED
 
 _DOES = {"send": "sends to", "recv": "waits to receive from"}
 Cycle = Sequence[tuple[int, Call]]
@@ -217,6 +219,7 @@ class P2pMismatch:
 
     def _missing(self, case: Case, transfer: StuckTransfer, role: str) -> Finding:
         pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
+        unseen = _unseen_peers(case, peer)
         fitting = transfer.number - 1
         lacking = _LACKS[call.op]
         last = case.run.by_rank[peer].last_call()
@@ -232,6 +235,11 @@ class P2pMismatch:
                 f"the last collective of rank {peer} is #{last.seq} on {comm_text(comm)}, "
                 f"{call_text(last)}, {last.state.word}{site_text(last)}"
             )
+        if unseen:
+            evidence.append(
+                f"rank {peer} waits in a transfer with {ranks_text(unseen)}, of which records are "
+                f"missing or damaged"
+            )
         return Finding(
             kind=self.name,
             summary=(
@@ -242,13 +250,17 @@ class P2pMismatch:
             ),
             comm=pair.comm,
             seq=call.seq,
-            candidate_ranks=tuple(sorted((rank, peer))),
+            candidate_ranks=tuple(sorted({rank, peer, *unseen})),
             odd=call,
             confidence="ambiguous",
             role=role,
             analyzer=self.name,
             evidence=tuple(evidence),
-            inferred=("the records do not show which of the two is wrong",),
+            inferred=(
+                "the records do not show which of them is wrong"
+                if unseen
+                else "the records do not show which of the two is wrong",
+            ),
         )
 
     def _misdirected(self, case: Case, found: Sequence[StuckTransfer], diverging: int) -> Finding:
@@ -411,3 +423,16 @@ def _went_on(case: Case, transfer: StuckTransfer) -> bool:
         if after is not None and key in other.logs and other.logs[key].calls >= after:
             return True
     return False
+
+
+def _unseen_peers(case: Case, rank: int) -> list[int]:
+    """Return with whom a rank waits in transfers, where their records are missing or damaged."""
+    run = case.run
+    unseen = {*run.missing, *(one.rank for one in run.ranks if DAMAGED in unrecorded_kinds(one))}
+    open_calls = [
+        (run.communicators[key].ranks, call.peer)
+        for key, calls in run.by_rank[rank].p2p.items()
+        for call in calls
+        if call.state is not State.COMPLETED and call.peer is not None
+    ]
+    return sorted({ranks[peer] for ranks, peer in open_calls if peer < len(ranks)} & unseen)

@@ -55,29 +55,30 @@ def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
 
 
 def cut_short(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
-    """Yield communicators with the ended ranks whose record lacks calls that peers completed.
+    """Yield communicators with the ranks whose record lacks calls that peers completed.
 
-    A record is stored before its call is made, so the end of this record was lost.
+    A record is stored before its call is made, so the end of this record was lost, or the file is
+    an older one. That of a living process may have been read before the others.
     """
     if run.window:
         return
     for key, comm in run.communicators.items():
-        logs = {rank.rank: rank.logs[key] for rank in run.members(key)}
-        ended = [
-            rank.rank
-            for rank in run.members(key)
-            if (rank.exited or rank.alive is False) and rank.logs[key].anchored
-        ]
+        members = list(run.members(key))
+        logs = {rank.rank: rank.logs[key] for rank in members}
+        ended = [rank.rank for rank in members if not rank.alive and rank.logs[key].anchored]
         if comm.creates_groups or not ended:
             continue
         least = min(logs[number].calls for number in ended)
         ahead = nlargest(_ASKED, logs.values(), key=lambda log: log.calls)
+        behind = [rank for rank in members if rank.logs[key].calls < ahead[0].calls]
+        # Where all the others came to their end, so did their calls.
+        well = all(_ended_well(rank) != (rank in behind) for rank in members)
         done = [
             call.seq
             for log in ahead
             if log.calls > least and log.anchored
             for call in _newest(log)
-            if call.state is State.COMPLETED
+            if call.state is State.COMPLETED or (well and len(behind) == 1)
         ]
         short = [number for number in ended if logs[number].calls < max(done, default=0)]
         if short:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError
@@ -27,6 +27,8 @@ WORDS = {
     "SAME": "as undamaged",
 }
 """What an answer can be, the worst first."""
+_RECORDLESS = ("dropped", "copied", "file-older")
+"""Kinds that leave no record of a rank, or a whole one, as a process has that ended there."""
 FAILURES = ("CRASH", "WRONG_CERTAIN", "SILENT_OK", "NAMED", "ALARM", "DIFFERS")
 
 
@@ -143,7 +145,7 @@ def judge(
     """
     truth = job.truth
     damaged = {_place(file) for file in damage.touched}
-    lost = damaged if damage.kind == "dropped" else set()
+    lost = damaged if damage.kind in _RECORDLESS else set()
     if answer.status == "crash":
         return "CRASH"
     new = [each for each in answer.named if each not in base.named]
@@ -158,12 +160,18 @@ def judge(
     if answer.says_as(base):
         return "SAME"
     if damage.kind == "identity":
-        return "DIFFERS"
+        # On the job's own host and boot, /proc shows as well that a process has ended.
+        same = _without_confidence(answer) == _without_confidence(base)
+        return "SAME" if same else "DIFFERS"
     if any(_is_astray(each, truth) for each in new if each.role == "cause"):
         return "ASTRAY"
     if _is_right(answer, base, truth) or _is_inside(damage, truth, places):
         return "LOWER"
     return "LOST"
+
+
+def _without_confidence(answer: Answer) -> tuple[str, frozenset[Named]]:
+    return answer.status, frozenset(replace(each, confidence="") for each in answer.named)
 
 
 def _is_wrong(named: Named, truth: Truth) -> bool:

@@ -60,7 +60,7 @@ def test_an_answer_is_held_against_the_truth(skipped: Sweep, answer: Answer, wor
 def test_a_rank_may_not_be_named_for_its_own_damaged_file(skipped: Sweep) -> None:
     """Unlike one without a record, for which the others are seen to wait."""
     dead = says("hung", "dead_rank", GUILTY, confidence="likely")
-    for kind, word in (("file-older", "NAMED"), ("dropped", "LOWER")):
+    for kind, word in (("tail-cut", "NAMED"), ("dropped", "LOWER")):
         damage = next(one for one in skipped.damages([kind]) if "process-3" in one.name)
         assert judge(skipped.job, skipped.base, damage, dead, skipped.places) == word
         unknown = Answer("unknown")

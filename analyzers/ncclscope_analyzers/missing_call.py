@@ -83,6 +83,9 @@ def _summary(case: Case, difference: Difference) -> str:
     if difference.comm.creates_groups:
         return _without(case, difference)
     count = plural(difference.first.deleted, "call")
+    rounds = difference.rounds
+    if rounds is not None and _is_by_habit(difference) and (rounds.left or rounds.rounds > 1):
+        return _left_out(case, difference)
     if _is_by_habit(difference):
         who = "it" if len(difference.odd) == 1 else "they"
         them = "that call" if difference.first.deleted == 1 else f"{count} from that one on"
@@ -94,7 +97,32 @@ def _summary(case: Case, difference: Difference) -> str:
         )
     return (
         f"{subject(case, difference)} skipped {count} on {comm_text(difference.comm)} and went "
-        f"on: {contrast(difference)}."
+        f"on: {contrast(difference)}.{_which(difference)}"
+    )
+
+
+def _left_out(case: Case, difference: Difference) -> str:
+    """Say that a rank made one round fewer, and what it came to."""
+    assert difference.rounds is not None
+    count = plural(difference.first.deleted, "call")
+    came = "left the loop and came to" if difference.rounds.left else "came to"
+    equal = difference.rounds.rounds
+    what = f"one round of {count}" if equal > 1 else count
+    return (
+        f"{subject(case, difference)} left out {what} on {comm_text(difference.comm)}: it {came} "
+        f"{_placed(difference.odd_call)} as call {difference.seq}, "
+        f"{ranks_text(difference.peers)} to {_placed(difference.peer_call)}.{_which(difference)}"
+    )
+
+
+def _which(difference: Difference) -> str:
+    """Say that the place of the calls left out is not known, where those before are equal."""
+    if difference.range is None or difference.rounds is None:
+        return ""
+    first, last = difference.range
+    return (
+        f" Calls {first} to {last} are {plural(difference.rounds.rounds, 'equal round')}: which of "
+        f"them it left out, the records do not show."
     )
 
 

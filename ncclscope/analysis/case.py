@@ -245,6 +245,7 @@ class Case(Records):
             basis=basis,
             order=found.order,
             other=found.other,
+            rounds=found.rounds,
         )
         return trace_back(self, difference, odd_log, peer_log)
 

@@ -178,6 +178,7 @@ def from_difference(
         summary=summary,
         comm=difference.comm,
         seq=difference.seq,
+        range=difference.range,
         diverging_ranks=difference.odd,
         candidate_ranks=() if decided else difference.peers,
         odd=difference.odd_call,

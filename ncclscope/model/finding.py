@@ -30,6 +30,8 @@ class Finding:
         evidence: Facts read off the records.
         inferred: Conclusions that follow from the records but are not recorded.
         extent: Number of calls concerned, such as the 17 of a swap; 0 where that has no meaning.
+        range: First and last number of the equal calls among which those concerned are; None where
+            their place is known.
         aligned: Pairs of a peer's and the diverging rank's calls around the first difference,
             with None where a call has no counterpart.
         accounts_for: Calls on other communicators, as key and number, that the finding also
@@ -57,6 +59,7 @@ class Finding:
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     extent: int = 0
+    range: tuple[int, int] | None = None
     aligned: tuple[tuple[Call | None, Call | None], ...] = ()
     accounts_for: tuple[tuple[str, int], ...] = ()
     survived: int = 0
@@ -84,5 +87,6 @@ class Finding:
             "confidence": self.confidence,
             "evidence": list(self.evidence),
             "inferred": list(self.inferred),
+            **({} if self.range is None else {"range": list(self.range)}),
             **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
         }

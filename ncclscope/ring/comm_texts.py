@@ -6,7 +6,7 @@ import mmap
 from collections import deque
 from dataclasses import dataclass, field
 
-from ncclscope.ring import layout, words
+from ncclscope.ring import layout
 from ncclscope.ring.intern import Interner
 
 _SINCE = 32
@@ -108,7 +108,7 @@ class CommTexts:
             self._overwrite(layout.KIND_COMM_UPDATE, update, b"{}")
         data = f'{text[:-1]}, "since": {position}}}'.encode()
         self._reused += 1
-        words.put(self._buffer, layout.HEADER_REUSED, self._reused)
+        layout.put_word(self._buffer, layout.HEADER_REUSED, self._reused)
         self._overwrite(layout.KIND_COMM, described.text, data)
         self._described[number] = _Described(described.text, described.updates)
         return number

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ncclscope.ring import entries, layout, words
+from ncclscope.ring import entries, layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.room import Room
 
@@ -96,7 +96,7 @@ class GraphBook:
         for start in (section + layout.pages(self._geometry.graphs_size), section):
             entries.put(buffer, start + self._used, kind, self._made[kind], data)
         self._used = end
-        words.put(buffer, layout.HEADER_GRAPHS_USED, end)
+        layout.put_word(buffer, layout.HEADER_GRAPHS_USED, end)
         return True
 
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 from ncclscope.model import sites
-from ncclscope.ring import entries, layout, words
+from ncclscope.ring import entries, layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.room import Room
 
@@ -222,7 +222,7 @@ class Interner:
         self.put(buffer, offset, kind, number, data)
         if kind in self._used_by:
             self._used_by[kind] = used
-        words.put(buffer, layout.HEADER_STRINGS_USED, end)
+        layout.put_word(buffer, layout.HEADER_STRINGS_USED, end)
         return offset
 
     def put(self, buffer: mmap.mmap, offset: int, kind: int, number: int, data: bytes) -> None:

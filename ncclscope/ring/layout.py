@@ -170,6 +170,7 @@ the sizes of graphs and device part are words. A verdict on such a ring is never
 
 from __future__ import annotations
 
+import mmap
 import operator
 import struct
 import zlib
@@ -367,6 +368,7 @@ FACTORS = (
 )
 """Odd, and chosen so that the change of any one byte changes the upper half of the sum."""
 _MASK = (1 << 64) - 1
+_WORD = struct.Struct("<Q")
 _WORDS: dict[int, struct.Struct] = {}
 
 
@@ -409,6 +411,26 @@ def checksum(kind: int, number: int, data: bytes) -> int:
 def old_checksum(kind: int, number: int, data: bytes) -> int:
     """Return the checksum of an entry in versions 1 and 2, from 1 to 65,535."""
     return checksum(kind, number, data) % 0xFFFF + 1
+
+
+def put_word(buffer: mmap.mmap, offset: int, value: int) -> None:
+    """Store a word of the header and its complement, in the mirror first.
+
+    Args:
+        buffer: The mapped file.
+        offset: One of `HEADER_*` before `WORDS_END`.
+        value: The number, u64.
+    """
+    for start in (MIRROR, 0):
+        _WORD.pack_into(buffer, start + offset + COMPLEMENTS, value ^ _MASK)
+        _WORD.pack_into(buffer, start + offset, value)
+
+
+def prepare_words(buffer: mmap.mmap) -> None:
+    """Store the complements of all words of a new file, which are zero."""
+    for offset in (*range(WORDS, WORDS_END, _WORD.size), HEADER_REUSED):
+        put_word(buffer, offset, 0)
+    COUNT.pack_into(buffer, HEADER_COUNT, 0, _MASK)
 
 
 def join_sizes(

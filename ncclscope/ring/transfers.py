@@ -18,7 +18,7 @@ from typing import Any
 from ncclscope.clock import now_ns
 from ncclscope.errors import RingError
 from ncclscope.model.transfer import STATES, Transfer
-from ncclscope.ring import layout, words
+from ncclscope.ring import layout
 
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _DIRECTIONS = ("send", "recv")
@@ -52,7 +52,7 @@ class TransferTable:
             self._buffer = mmap.mmap(descriptor, self._offset + size, offset=start)
         finally:
             os.close(descriptor)
-        words.put(self._header, layout.HEADER_TRANSFERS_SIZE, size)
+        layout.put_word(self._header, layout.HEADER_TRANSFERS_SIZE, size)
         # Handshakes end in threads of their own. A signal handler may come while it is held.
         self._lock = threading.RLock()
         self._places: dict[Key, int] = {}
@@ -78,7 +78,7 @@ class TransferTable:
                     self._known.pop(oldest, None)
                 else:
                     self._lost += 1
-                    words.put(self._header, layout.HEADER_TRANSFERS_LOST, self._lost)
+                    layout.put_word(self._header, layout.HEADER_TRANSFERS_LOST, self._lost)
                     return
             now = now_ns()
             self._store(key, replace(transfer, begun_ns=now, changed_ns=now))

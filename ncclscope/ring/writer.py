@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.clock import CLOCK, now_ns
 from ncclscope.errors import RingError
 from ncclscope.model.signature import BASE, MASK, captured, replayed
-from ncclscope.ring import layout, unsent, words
+from ncclscope.ring import layout, unsent
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.comm_texts import CommTexts
@@ -108,7 +108,7 @@ class RingWriter:
         try:
             buffer = mmap.mmap(place.descriptor, self.geometry.total)
             self._room = Room(buffer, self.geometry)
-            words.prepare(buffer)
+            layout.prepare_words(buffer)
             self._interner = self._open(place, buffer, device)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -527,7 +527,7 @@ class RingWriter:
 
     def _put_word(self, offset: int, value: int) -> None:
         if not self._detached:
-            words.put(self._buffer, offset, value)  # type: ignore[arg-type]
+            layout.put_word(self._buffer, offset, value)  # type: ignore[arg-type]
 
     def _put_u64(self, offset: int, value: int) -> None:
         self._buffer[offset : offset + 8] = value.to_bytes(8, "little")

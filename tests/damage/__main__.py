@@ -95,7 +95,7 @@ def sweep(
         if job.base.status not in job.job.truth.status:
             raise SystemExit(f"{name}, undamaged: {job.base.summary}")
         for damage in job.damages([kind for kind in kinds if kind in KINDS], seed):
-            if not damage.is_part(*part, name) or not damage.is_near(*process):
+            if not damage.is_part(*part, name) or not damage.is_part(*process, "process"):
                 continue
             word, answer = job.judge(damage)
             result.add(name, damage, word, answer, job.where(damage))

@@ -47,21 +47,19 @@ class Damage:
         """What it does to the files."""
         return self.make()
 
-    def is_part(self, part: int, parts: int, job: str = "") -> bool:
+    def is_part(self, part: int, parts: int, salt: str = "") -> bool:
         """Return whether it belongs to one of several equal parts of the sweep.
 
-        Jobs have damages of the same names, of which each takes others.
-        """
-        return zlib.crc32(f"{job} {self.name}".encode()) % parts == part
+        Many damages of the same few bytes leave the same records to be read, and are in one part.
 
-    def is_near(self, number: int, processes: int) -> bool:
-        """Return whether it is in one process's part of the files.
-
-        Many damages of the same few bytes leave the same records to be read.
+        Args:
+            part: Number of the part, from 0.
+            parts: Their number.
+            salt: Such as a job: jobs have damages of the same names, of which each takes others.
         """
         kind, file, *place = self.name.split("/")
-        near = int(place[0]) // _NEAR if place and place[0].isdigit() else 0
-        return zlib.crc32(f"{kind} {file} {near}".encode()) % processes == number
+        near = int(place[0]) // _NEAR if place and place[0].isdigit() else place[:1]
+        return zlib.crc32(f"{salt} {kind} {file} {near}".encode()) % parts == part
 
 
 _Made = Iterator[Damage]

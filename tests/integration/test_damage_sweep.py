@@ -1,8 +1,7 @@
 """Damage moves a verdict only downwards: parts of the sweep that ``make damage`` runs whole.
 
-Of the aims of the sweep two are not reached yet, and not held here: a damaged record beside a
-swap may leave ``op_mismatch`` where the whole one showed ``comm_swap`` (NAMED), and more than 2 %
-of the right answers become ambiguous (LOST).
+A damaged record beside a swap may leave ``op_mismatch`` where the whole one showed ``comm_swap``
+(NAMED).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.damage import __main__ as command
-from tests.damage.damages import KINDS
+from tests.damage.__main__ import MOST_LOST
 
 NEVER = ("WRONG_CERTAIN", "SILENT_OK", "ALARM", "CRASH")
 MOST_NAMED = 0.005
@@ -38,17 +37,12 @@ def check(found: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_no_damage_of_a_slice_makes_a_verdict_surer(tmp_path: Path) -> None:
-    kinds = [option for kind in KINDS for option in ("--kind", kind)]
+@pytest.mark.timeout(2400)
+def test_no_damage_of_a_fortieth_makes_a_verdict_surer(tmp_path: Path) -> None:
+    found = swept(tmp_path, "--part", "3/40")
 
-    check(swept(tmp_path, "--part", "1/10000", *kinds))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_no_damage_of_a_thousandth_makes_a_verdict_surer(tmp_path: Path) -> None:
-    check(swept(tmp_path, "--part", "0/1000"))
+    check(found)
+    assert found["LOST"] + found["ASTRAY"] <= MOST_LOST * found.total()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.wording import ranks_text, same_part
+from ncclscope.engine.rounds import LeftOut
 from ncclscope.model import Call, Communicator
 
 _REASONS = {
@@ -49,6 +50,8 @@ class Difference:
         order: Where two neighbouring blocks of calls are in opposite order: the length of the
             peers' first block, and of the diverging ranks' first block.
         other: Another, less likely edit that explains the same calls.
+        rounds: The calls that the diverging ranks left out of their rounds; None where they are
+            not known to.
         suspect: Where ``odd`` is empty: the member of a pair that broke a pattern. It does not
             count as diverging.
         survived: Number of later calls that all members are known to have completed at least.
@@ -70,6 +73,7 @@ class Difference:
     differing_calls: tuple[Call, Call] | None = None
     order: tuple[int, int] | None = None
     other: Edit | None = None
+    rounds: LeftOut | None = None
     suspect: tuple[int, ...] = ()
     survived: int = 0
     after: int = 0
@@ -117,6 +121,14 @@ class Difference:
         if None in (odd.site, peer.site) or odd.site == peer.site:
             return None
         return f"{odd.site}", f"{peer.site}"
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """First and last number of the equal calls of which some were left out."""
+        if self.rounds is None or self.rounds.rounds < 2 or not self.skipped:
+            return None
+        before = (self.rounds.rounds - 1) * self.rounds.calls
+        return self.seq - before, self.seq + self.rounds.calls - 1
 
     @property
     def keeps_numbers(self) -> bool:

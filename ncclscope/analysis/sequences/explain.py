@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.analysis.sequences.align import LOOKAHEAD, compare
 from ncclscope.analysis.sequences.edits import Edit, block_edits, cost_of, reordered
@@ -15,8 +15,10 @@ from ncclscope.analysis.sequences.habit import (
     skipped_block,
 )
 from ncclscope.analysis.sequences.replays import block_at, replay_edits
+from ncclscope.engine.rounds import LeftOut, equal_rounds, left_out
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
+from ncclscope.model.signature import BARRIERS
 
 Side = tuple[Rank, CallLog]
 ONE_FOR_ANOTHER = Edit(0, 1, 0, 1, 0)
@@ -31,11 +33,13 @@ class EditExplanation:
         order: Where two neighbouring blocks are in opposite order: the length of the peer's first
             block, and of the rank's first block.
         other: Another, less likely edit that explains the same calls; None without one.
+        rounds: The calls that the rank left out of its rounds; None where it is not known to.
     """
 
     edits: Sequence[Edit]
     order: tuple[int, int] | None = None
     other: Edit | None = None
+    rounds: LeftOut | None = None
 
 
 def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanation:
@@ -47,6 +51,16 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanat
         peer: A peer and its calls.
         seq: The first differing call.
     """
+    found = _explain(comm, odd, peer, seq)
+    first = found.edits[0]
+    if found.rounds is None and not first.inserted and not first.start:
+        equal = equal_rounds(peer[1], seq, first.deleted)
+        rounds = LeftOut(first.deleted, 1 + equal, left=False)
+        return replace(found, rounds=rounds) if equal else found
+    return found
+
+
+def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanation:
     whole = replay_edits(odd, peer, seq)
     found = whole or compare(odd[1], peer[1], seq)
     if not found:  # they differ in overwritten calls
@@ -71,6 +85,11 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanat
     if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
         # All ranks stopped here. The diverging rank may have posted its peers' next call.
         posted = odd[1].call(seq)
+        if (rounds := left_out(odd[1], peer[1], seq)) is not None:
+            missing = Edit(0, 0, 0, rounds.calls, 0)
+            if rounds.left and posted.op not in BARRIERS:  # or it took another branch
+                return EditExplanation(found, other=missing)
+            return EditExplanation([missing], rounds=rounds)
         if not came_from_there(peer[1], seq, posted):
             return EditExplanation(found)
         if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):

@@ -207,11 +207,16 @@ def test_an_output_that_does_not_fit_its_input(
     assert cause.confidence == "certain"
 
 
-@pytest.mark.parametrize(("line", "kind"), [(14, "missing_call"), (16, "op_mismatch")])
+@pytest.mark.parametrize(
+    ("line", "kind"), [(14, "missing_call"), (12, "op_mismatch"), (16, "missing_call")]
+)
 def test_a_line_of_the_program_tells_a_skipped_call_from_an_inserted_one(
     cluster_of: ClusterOf, line: int, kind: str
 ) -> None:
-    """A library posts a barrier in each all_reduce that a program asks for, and on request."""
+    """A library posts a barrier in each all_reduce that a program asks for, and on request.
+
+    A request below the loop shows that the loop was left.
+    """
     cluster = cluster_of(3)
     barrier = "/venv/site-packages/fabric/ddp.py:165 barrier\n/home/me/train.py:{} <module>"
     for _ in range(6):
@@ -243,7 +248,7 @@ def test_another_call_after_equal_ones_may_come_from_later_in_the_program(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("op_mismatch", (1,), 6)
-    assert cause.confidence == "certain"
+    assert cause.confidence == ("likely" if is_said else "certain")
     assert any("another number of the equal calls" in one for one in cause.inferred) == is_said
 
 

@@ -108,7 +108,7 @@ def test_ranks_that_take_turns_in_a_branch_are_not_shifted(
 
 
 def test_a_rank_that_comes_early_from_another_branch_left_out_calls(cluster_of: ClusterOf) -> None:
-    """It is in a barrier where its peers are in a step; an earlier branch explains nothing."""
+    """It left the loop for a barrier when its peers began a round; the branch explains nothing."""
     cluster = cluster_of(3)
     for rank in cluster.everybody:
         for number in range(20):
@@ -119,7 +119,10 @@ def test_a_rank_that_comes_early_from_another_branch_left_out_calls(cluster_of: 
     cluster.post([1], "world", "barrier", shape=None, dtype=None, done=False, backend="nccl")
     cluster.post([0, 2], "world", site="train.py:20 step", done=False, backend="nccl")
 
-    assert _named(cluster.verdict()) == ("op_mismatch", (1,), 61, "certain")
+    verdict = cluster.verdict()
+    assert _named(verdict) == ("missing_call", (1,), 61, "likely")
+    assert verdict.cause is not None
+    assert (verdict.cause.extent, verdict.cause.range) == (3, (1, 63))
 
 
 def test_the_end_alone_says_that_a_rank_never_joined(cluster_of: ClusterOf) -> None:

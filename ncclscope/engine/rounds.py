@@ -1,0 +1,170 @@
+"""Fold a history of calls into its repeating rounds, and say which calls a rank left out.
+
+A program repeats itself: a step posts the calls of the step before, an epoch those of the epoch
+before. So the calls before a difference predict what comes after it, also where no rank has come
+that far. A rank that left out calls posts a later one of them; a rank that left the loop posts a
+call that the loop does not have. Both look like one call in place of another, as long as the ranks
+wait in it.
+
+Where the calls left out equal those before them, it is not known which of the equal rounds lacks
+them: only that there is one fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ncclscope.model import Call
+from ncclscope.model.log import CallLog
+from ncclscope.model.signature import BARRIERS
+
+PAST = 2048
+"""Calls before a difference that are searched for rounds."""
+_AHEAD = 256
+"""Calls from the difference on that are compared."""
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Calls that a rank left out, where its peers kept to their rounds.
+
+    Attributes:
+        calls: Number of calls.
+        rounds: Number of equal rounds of as many calls among which the missing one is, the one
+            that the rank left out included; 1 where the place is known.
+        left: Whether the rank has left the loop: its call is none of the rounds'.
+    """
+
+    calls: int
+    rounds: int
+    left: bool
+
+
+def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
+    """Return which calls a rank left out before it posted its call ``seq``.
+
+    Args:
+        odd: Calls of the diverging rank.
+        peer: Calls of a peer; those before ``seq`` are equal, as far as both are kept.
+        seq: Number of the first differing call.
+
+    Returns:
+        None where the peers had no rounds, broke them as well, or where the diverging rank's calls
+        are neither later ones of the rounds nor come after the loop.
+    """
+    start = max(peer.first, odd.first, seq - PAST)
+    past, posted = peer.span(start, seq), peer.span(seq, min(peer.calls + 1, seq + _AHEAD))
+    own = odd.span(seq, min(odd.calls + 1, seq + _AHEAD))
+    if not past or not posted or not own:
+        return None
+    # A rank with lines of its own, as a root has, is compared without them.
+    alike = [one.site for one in past] == [one.site for one in odd.span(start, seq)]
+    for key_of in (_exactly, _by_line) if alike else (_exactly,):
+        shown = slice(None) if alike else slice(1)
+        history, ahead = [*map(key_of, past)], [*map(key_of, posted)]
+        mine = [key_of(call)[shown] for call in own]
+        if mine[0] == ahead[0][shown]:
+            return None  # the same call, with other parameters
+        for length in periods(history):
+            predicted = _continued(history, ahead, length)
+            if predicted is None:
+                continue
+            for skipped in range(1, length + 1):
+                rest = [key[shown] for key in predicted[skipped : skipped + len(mine)]]
+                if rest and rest == mine[: len(rest)]:
+                    equal = _equal_before(history, predicted[:skipped])
+                    return LeftOut(skipped, 1 + equal, left=False)
+            known = any(mine[0] == key[shown] for key in history)
+            if not known and _follows_loop(own[0], past[-length:]):
+                missing = length - _offset(history, length)
+                return LeftOut(missing, 1 + _equal_before(history, predicted[:missing]), left=True)
+    return None
+
+
+def equal_rounds(log: CallLog, seq: int, calls: int) -> int:
+    """Return how many rounds equal to the next calls of a log end with those before them.
+
+    Args:
+        log: The log.
+        seq: Number of the first of the next calls.
+        calls: Their number.
+    """
+    past = log.span(max(log.first, seq - PAST), seq)
+    following = log.span(seq, min(seq + calls, log.calls + 1))
+    if len(following) < calls:
+        return 0
+    return _equal_before([*map(_exactly, past)], [*map(_exactly, following)])
+
+
+def periods(history: Sequence[object]) -> Iterator[int]:
+    """Yield the lengths of rounds that the end of a history repeats, the shortest first.
+
+    A round counts if the last two are equal. Rounds of rounds are longer, and come later.
+    """
+    for length in range(1, len(history) // 2 + 1):
+        if history[-length:] == history[-2 * length : -length]:
+            yield length
+
+
+def _continued(history: list[Key], ahead: list[Key], length: int) -> list[Key] | None:
+    """Return what comes after a history; None where what was posted is something else."""
+    predicted = [*history[-length:], *history[-length:]]
+    both = min(len(ahead), len(predicted))
+    if ahead[:both] == predicted[:both]:
+        return predicted
+    # The peers may have left the loop as well, after at least one whole round.
+    return ahead if ahead[:length] == predicted[:length] else None
+
+
+def _equal_before(history: list[Key], block: list[Key]) -> int:
+    """Return how many blocks equal to one end a history."""
+    found, end = 0, len(history)
+    while end >= len(block) and history[end - len(block) : end] == block:
+        found, end = found + 1, end - len(block)
+    return found
+
+
+def _offset(history: list[Key], length: int) -> int:
+    """Return how many calls of the last round were posted.
+
+    A loop begins with its first round, wherever that is in a history that it ends.
+    """
+    start = len(history) - length
+    while start > 0 and history[start - 1] == history[start - 1 + length]:
+        start -= 1
+    return (len(history) - start) % length
+
+
+def _follows_loop(call: Call, loop: Sequence[Call]) -> bool:
+    """Return whether a call may come after a loop, whose last round is given.
+
+    In the function of the loop that shows by its line. From another function, only a barrier is
+    taken for the end of a loop: other calls may be a part of it that one rank alone has.
+    """
+    place = _place(call.user_site or call.site)
+    known = [found for one in loop if (found := _place(one.user_site or one.site)) is not None]
+    if place is None or len(known) < len(loop):
+        return False
+    lines = [line for file, function, line in known if (file, function) == place[:2]]
+    if lines:
+        return place[2] > max(lines)
+    return call.op in BARRIERS and call.user_site is None
+
+
+def _place(site: str | None) -> tuple[str, str, int] | None:
+    """Return file, function and line of a call site, ``file:line function``."""
+    where, _, function = (site or "").partition(" ")
+    file, _, line = where.rpartition(":")
+    return (file, function, int(line)) if file and line.isdecimal() else None
+
+
+def _exactly(call: Call) -> Key:
+    return call.signature, call.site, call.user_site
+
+
+def _by_line(call: Call) -> Key:
+    """Return what calls of other sizes have in common; without a line they are not known apart."""
+    return call.op, call.dtype, call.redop, call.root, call.site or call.seq, call.user_site

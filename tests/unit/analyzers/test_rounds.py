@@ -1,0 +1,118 @@
+"""Histories are folded into rounds, and a rank that left calls out of them is told as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ncclscope.engine.rounds import periods
+from ncclscope.model import Finding
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+LOOP, AFTER = "train.py:8 step", "train.py:20 finish"
+
+
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [("", []), ("aa", [1]), ("abab", [2]), ("aabaab", [3]), ("bbbb", [1, 2]), ("abc", [])],
+)
+def test_the_end_of_a_history_is_folded_into_rounds(history: str, found: list[int]) -> None:
+    assert list(periods(history)) == found
+
+
+def round_of(cluster: Cluster, ranks: list[int], *, done: bool = True) -> None:
+    cluster.post(ranks, "world", site=LOOP, done=done)
+    cluster.post(ranks, "world", "all_gather", site="train.py:9 step", done=done)
+
+
+def cause(cluster: Cluster) -> Finding:
+    found = cluster.verdict().cause
+    assert found is not None
+    return found
+
+
+def test_a_round_left_out_shows_at_the_barrier_after_the_loop(cluster_of: ClusterOf) -> None:
+    """It was told as a barrier in place of the peers' next call, and certain."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        round_of(cluster, [0, 1, 2, 3])
+    round_of(cluster, [0, 2, 3], done=False)
+    cluster.post([1], "world", "barrier", shape=None, dtype=None, site=AFTER, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
+    assert (found.seq, found.extent, found.range) == (11, 2, (1, 12))
+    assert found.confidence == "likely"
+    assert "left out one round of 2 calls" in found.summary
+    assert "6 equal rounds" in found.summary
+    assert found.to_dict()["range"] == [1, 12]
+
+
+def test_the_rest_of_a_round_is_left_out_by_a_break(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for _ in range(5):
+        round_of(cluster, [0, 1, 2, 3])
+    cluster.post([0, 1, 2, 3], "world", site=LOOP)
+    cluster.post([0, 2, 3], "world", "all_gather", site="train.py:9 step", done=False)
+    cluster.post([1], "world", "barrier", shape=None, dtype=None, site=AFTER, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
+    assert (found.seq, found.extent, found.range) == (12, 1, None)
+
+
+def test_a_round_within_a_round_left_out_shows_at_the_end_of_the_outer_one(
+    cluster_of: ClusterOf,
+) -> None:
+    """A backward that is left out shows at the metric of every third step."""
+    cluster = cluster_of(4)
+
+    def backward(ranks: list[int], *, done: bool = True) -> None:
+        for size in (7, 5):
+            cluster.post(ranks, "world", shape=(size,), site="train.py:9 step", done=done)
+
+    for _ in range(2):
+        for _ in range(3):
+            backward([0, 1, 2, 3])
+        cluster.post([0, 1, 2, 3], "world", shape=(2,), site="train.py:11 step")
+    for _ in range(2):
+        backward([0, 1, 2, 3])
+    backward([0, 1, 3], done=False)
+    cluster.post([2], "world", shape=(2,), site="train.py:11 step", done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (2,))
+    assert (found.seq, found.extent, found.range) == (19, 2, (15, 20))
+
+
+def test_another_branch_of_the_loop_is_no_round_left_out(cluster_of: ClusterOf) -> None:
+    """Near miss: the other call comes from a line between those of the loop."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        cluster.post([0, 1, 2, 3], "world", site=LOOP)
+        cluster.post([0, 1, 2, 3], "world", "all_gather", site="train.py:12 step")
+    cluster.post([0, 2, 3], "world", site=LOOP, done=False)
+    cluster.post([1], "world", "broadcast", root=0, site="train.py:10 step", done=False)
+
+    assert (cause(cluster).kind, cause(cluster).confidence) == ("op_mismatch", "certain")
+
+
+def test_equal_calls_before_a_skip_leave_open_which_was_skipped(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for _ in range(6):
+        cluster.post([0, 1, 2, 3], "world", site=LOOP, backend="nccl")
+    cluster.post([0, 2, 3], "world", site=LOOP, done=False, backend="nccl")
+    for size in (5, 6, 7):
+        more = {"shape": (size,), "site": AFTER, "done": False, "backend": "nccl"}
+        cluster.post([0, 1, 2, 3], "world", "all_gather", **more)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
+    assert (found.seq, found.range) == (7, (1, 7))
+    assert "Calls 1 to 7 are 7 equal rounds" in found.summary

@@ -65,20 +65,25 @@ def cut_short(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
     for key, comm in run.communicators.items():
         members = list(run.members(key))
         logs = {rank.rank: rank.logs[key] for rank in members}
-        ended = [rank.rank for rank in members if not rank.alive and rank.logs[key].anchored]
+        # Where all the others came to their end, so did their calls.
+        left = [rank for rank in members if not _ended_well(rank)]
+        well = len(left) == 1 and len(members) > 1
+        ended = [
+            rank.rank
+            for rank in members
+            if (rank.exited or rank.alive is False or (well and not rank.alive))
+            and rank.logs[key].anchored
+        ]
         if comm.creates_groups or not ended:
             continue
         least = min(logs[number].calls for number in ended)
         ahead = nlargest(_ASKED, logs.values(), key=lambda log: log.calls)
-        behind = [rank for rank in members if rank.logs[key].calls < ahead[0].calls]
-        # Where all the others came to their end, so did their calls.
-        well = all(_ended_well(rank) != (rank in behind) for rank in members)
         done = [
             call.seq
             for log in ahead
             if log.calls > least and log.anchored
             for call in _newest(log)
-            if call.state is State.COMPLETED or (well and len(behind) == 1)
+            if call.state is State.COMPLETED or (well and log is not logs[left[0].rank])
         ]
         short = [number for number in ended if logs[number].calls < max(done, default=0)]
         if short:

@@ -17,7 +17,10 @@ from tests.worlds.world import Act, World
 
 __all__ = ["small_rings", "write"]
 
-_ERROR = "RuntimeError: loss is not finite"
+_ERRORS = {
+    "raise": "RuntimeError: loss is not finite",
+    "lost": "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.9]:4242",
+}
 _ABOUT = {
     "boot_id": "",
     "parent": 1,
@@ -107,9 +110,9 @@ def _write_ring(world: World, outcome: Outcome, directory: Path, rank: int, cloc
     clock.now = outcome.last_seen_ns[rank]
     tracer.ring.store_heartbeat()
     how = outcome.ended.get(rank)
-    if how == "raise":
-        tracer.describe(ended_with=_ERROR)
-    if how in ("raise", "exit"):
+    if how in _ERRORS:
+        tracer.describe(ended_with=_ERRORS[how])
+    if how not in (None, "kill"):
         tracer.close()
     tracer.detach()
 

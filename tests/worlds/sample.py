@@ -71,6 +71,7 @@ def sample(seed: int, number: int, fault: str = "", *, whole: bool = False) -> S
     if rng.random() < 0.3:
         # A job that is over ends all its processes; one that hangs keeps them all.
         world.lingers = bool(planted)
+    world.severed = world.backend == "gloo" and rng.random() < 0.6
     if rng.random() < SHARE_LOSSY:
         world.loss = _loss(rng, world)
     if whole:

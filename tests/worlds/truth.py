@@ -120,6 +120,8 @@ def _story(world: World, healthy: World, planted: Planted, outcome: Outcome) -> 
         if planted.rank in outcome.ended:
             kinds.setdefault("dead_rank", CERTAIN)
             kinds.setdefault("missing_call", CERTAIN)
+    if outcome.ended.get(planted.rank, "exit") != "exit":
+        kinds.setdefault("dead_rank", LIKELY)
     if planted.rank in world.loss.missing:
         kinds.setdefault("dead_rank", LIKELY)
         kinds.setdefault("not_joined", LIKELY)

@@ -73,12 +73,6 @@ class Act:
         """What the records show of a call, besides its line."""
         return self.op, self.shape, self.dtype, self.redop, self.root, self.peer
 
-    def fits(self, other: Act) -> bool:
-        """Return whether two members' calls complete each other."""
-        if self.is_p2p or other.is_p2p:
-            return self.size == other.size and {self.op, other.op} == set(P2P)
-        return (self.op, self.root, self.size) == (other.op, other.root, other.size)
-
     @property
     def size(self) -> tuple[int, int]:
         """Elements and bytes of each."""
@@ -116,6 +110,8 @@ class World:
         absent: Ranks that never start.
         running: Share of the job's acts after which it is observed; None at its end.
         lingers: Whether processes live on after their program.
+        severed: Whether the end of a process breaks its connections, so that on gloo those that
+            wait for it fail; else they wait, as for a host that is gone.
         loss: What is not recorded.
         seed: Of the order in which ranks act, and of the time between two acts.
     """
@@ -128,6 +124,7 @@ class World:
     absent: tuple[int, ...] = ()
     running: float | None = None
     lingers: bool = False
+    severed: bool = False
     loss: Loss = field(default_factory=Loss)
     seed: str = ""
 

@@ -91,6 +91,10 @@ fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (AR
 damage: $(VENV)/.core ## Damage the rings of ten jobs, bit by bit, and judge each verdict (ARGS: --job, --kind, --part, --jobs, --json)
 	$(VENV)/bin/python -m tests.damage $(ARGS)
 
+.PHONY: worlds
+worlds: $(VENV)/.core ## Diagnose random small jobs with planted faults, and count right verdicts (ARGS: --count, --seed, --fault, --show, --json, --jobs)
+	$(VENV)/bin/python -m tests.worlds $(ARGS)
+
 .PHONY: soak
 soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)

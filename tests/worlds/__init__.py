@@ -1,0 +1,1 @@
+"""Random small jobs with planted faults: the independent judge of verdicts."""

@@ -1,0 +1,125 @@
+"""``python -m tests.worlds``: diagnose random small jobs with planted faults, and count.
+
+The same seed gives the same worlds everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from tests.worlds.faults import FAULTS
+from tests.worlds.sample import HEALTHY, sample, verdict_on
+from tests.worlds.score import judge, table
+from tests.worlds.world import describe
+
+_CHUNK = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how good the verdicts on some worlds are."""
+    parser = argparse.ArgumentParser(prog="tests.worlds", description=__doc__)
+    parser.add_argument("--count", type=int, default=200, metavar="N", help="worlds (default: 200)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the worlds")
+    parser.add_argument("--fault", default="", choices=("", HEALTHY, *FAULTS), help="only this one")
+    parser.add_argument("--show", type=int, metavar="K", help="print world K and its verdict")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where each world's result goes")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    options = parser.parse_args(arguments)
+    if options.show is not None:
+        return show(options.seed, options.show, options.fault)
+    began = time.monotonic()
+    one = partial(result, options.seed, options.fault)
+    if options.jobs > 1:
+        with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
+            results = list(pool.map(one, range(options.count), chunksize=_CHUNK))
+    else:
+        results = list(map(one, range(options.count)))
+    seconds = time.monotonic() - began
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    print(report(results))
+    print(f"{len(results)} worlds, {len(results) / seconds:.1f} a second", file=sys.stderr)
+    return 0
+
+
+def result(seed: int, fault: str, number: int) -> dict[str, Any]:
+    """Diagnose a world, and judge the verdict."""
+    drawn = sample(seed, number, fault)
+    document = verdict_on(drawn.world, drawn.outcome)
+    causes = [each for each in document["findings"] if each["role"] == "cause"]
+    return {
+        "world": number,
+        "fault": drawn.name,
+        "planted": [f"{each.fault} of rank {each.rank}" for each in drawn.planted],
+        "backend": drawn.world.backend,
+        "size": drawn.world.size,
+        "final": drawn.outcome.final,
+        "stuck": sorted(drawn.truth.stuck),
+        "word": judge(document, drawn.truth),
+        "status": document["status"],
+        "summary": document["summary"],
+        "causes": [
+            {
+                "kind": cause["kind"],
+                "ranks": cause["diverging_ranks"],
+                "candidates": cause["candidate_ranks"],
+                "confidence": cause["confidence"],
+                "comm": (cause["comm"] or {}).get("label"),
+                "seq": cause["seq"],
+            }
+            for cause in causes
+        ],
+    }
+
+
+def report(results: Sequence[dict[str, Any]]) -> str:
+    """Return the table, and how many of the other stories are certain."""
+    sure = sum(
+        each["word"] == "other story" and any(c["confidence"] == "certain" for c in each["causes"])
+        for each in results
+    )
+    return table((each["fault"], each["word"]) for each in results) + (
+        f"\n{sure} of the other stories are certain"
+    )
+
+
+def show(seed: int, number: int, fault: str) -> int:
+    """Print the programs of a world, the truth and the verdict."""
+    drawn = sample(seed, number, fault)
+    outcome, truth = drawn.outcome, drawn.truth
+    print(*describe(drawn.world, dict(enumerate(outcome.begun))), sep="\n")
+    for story in truth.stories:
+        planted = story.planted
+        seqs = {label: f"{some[0]}-{some[-1]}" for label, some in story.seqs.items()}
+        print(f"truth: {planted.fault} of rank {planted.rank} before its act {planted.at},")
+        print(f"    line {planted.line}, {dict(story.kinds)} on {story.comms or 'any'}, {seqs}")
+    if not truth.stories:
+        print(f"truth: nothing has gone wrong so far; planted: {drawn.planted}")
+    print(f"    suspects {sorted(truth.suspects)}, harmless={truth.harmless}")
+    for rank, call in outcome.stuck().items():
+        act = call.act
+        print(f"    rank {rank} is in {act.op} on {act.comm}, call {call.number + 1}, {act.site}")
+    print(f"    ended {outcome.ended}, held {outcome.held}, final={outcome.final}")
+    document = verdict_on(drawn.world, outcome)
+    print(f"verdict: {document['status']}: {document['summary']}")
+    for cause in document["findings"]:
+        where = (cause["comm"] or {}).get("label")
+        named = cause["diverging_ranks"] or f"of {cause['candidate_ranks']}"
+        print(f"    {cause['role']}: {cause['kind']} {named} {where} call {cause['seq']}", end="")
+        print(f", {cause['confidence']}: {cause['summary']}")
+    word = judge(document, truth)
+    print(f"score: {word}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,411 @@
+"""Carry out the programs of a world, by the documented semantics of NCCL and gloo.
+
+NCCL: the host goes on after enqueuing. The kernels of a rank run one after the other on each
+stream, those of an NCCL group together. A collective completes when the n-th call of all members
+of its communicator has come to the head of its stream, with parameters that fit.
+
+gloo: a call returns when what it needs of others has come: all members, or for a broadcast the
+ranks between it and the root and those that it passes the data on to. A group of transfers is
+started together and then waited for. A rank that is sent more bytes than it expects aborts; fewer
+fit. Where the connection to a process that is gone is known to be broken, who waits for it fails.
+
+Reductions need not agree: the data is wrong then, and all goes on. Other calls that do not fit
+hang.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.worlds.world import ENDINGS, HOLDS, Act, World
+
+__all__ = ["BEGAN_NS", "BUSY_NS", "QUIET_NS", "Outcome", "Posted", "play"]
+
+BEGAN_NS = 1_795_000_000 * 10**9
+STEP_NS = 10**6
+QUIET_NS = 600 * 10**9
+BUSY_NS = 40 * 10**9
+
+
+@dataclass(eq=False)
+class Posted:
+    """A call that a rank has made.
+
+    Attributes:
+        act: The call.
+        index: Its place in the program.
+        time_ns: When.
+        number: Its number among the calls that are paired with the same ones, from 0.
+        done_ns: When it completed; 0 if it did not.
+    """
+
+    act: Act
+    index: int
+    time_ns: int
+    number: int
+    done_ns: int = 0
+
+
+@dataclass
+class Outcome:
+    """How far a job came.
+
+    Attributes:
+        posted: Calls of each rank, in order.
+        begun: Acts that each rank has begun.
+        ended: How processes ended: ``exit``, ``kill``, ``raise``, or ``lost`` with an error
+            because a connection broke.
+        last_seen_ns: Last sign of life of each rank.
+        observed_ns: When the records were taken.
+        final: Whether nothing moves, but for ranks that are busy.
+        held: Ranks that are held up outside of any call: what holds them.
+        finished: Ranks that have come to the end of their program.
+    """
+
+    posted: list[list[Posted]]
+    begun: list[int]
+    ended: dict[int, str] = field(default_factory=dict)
+    last_seen_ns: list[int] = field(default_factory=list)
+    observed_ns: int = 0
+    final: bool = True
+    held: dict[int, str] = field(default_factory=dict)
+    finished: frozenset[int] = frozenset()
+
+    def stuck(self) -> dict[int, Posted]:
+        """Return the oldest call of each rank that has not completed."""
+        pending = {
+            rank: next((each for each in calls if not each.done_ns), None)
+            for rank, calls in enumerate(self.posted)
+        }
+        return {rank: call for rank, call in pending.items() if call is not None}
+
+
+def play(world: World) -> Outcome:
+    """Carry a world out until nothing moves, or until the moment at which it is observed."""
+    whole = _Execution(world).run(None)
+    if world.running is None:
+        return whole
+    return _Execution(world).run(max(1, int(world.running * sum(whole.begun))))
+
+
+class _Execution:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = random.Random(world.seed)
+        self._clock = BEGAN_NS
+        self._next = [0] * world.size
+        self._posted: list[list[Posted]] = [[] for _ in range(world.size)]
+        self._pending: list[list[Posted]] = [[] for _ in range(world.size)]
+        self._queues: dict[tuple[object, ...], list[Posted]] = {}
+        self._ended: dict[int, tuple[str, int]] = {}
+        self._held: dict[int, str] = {}
+        self._until: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._left: set[int] = set()
+
+    def run(self, acts: int | None) -> Outcome:
+        """Let ranks act in a random order, `acts` times or until nothing moves."""
+        world, count = self._world, 0
+        while acts is None or count < acts:
+            ready = [rank for rank in range(world.size) if self._may_act(rank)]
+            if not ready:
+                if not self._until or acts is not None:
+                    break
+                rank = min(self._until, key=lambda each: (self._until[each], each))
+                self._clock = max(self._clock, self._until.pop(rank))
+                continue
+            self._clock += STEP_NS + self._random.randrange(STEP_NS)
+            self._act(self._random.choice(ready))
+            count += 1
+        return self._outcome(final=not any(map(self._may_act, range(world.size))))
+
+    def _may_act(self, rank: int) -> bool:
+        if rank in self._world.absent or rank in self._ended or rank in self._held:
+            return False
+        if rank in self._left or rank in self._until:
+            return False
+        return not self._blocked(rank)
+
+    def _blocked(self, rank: int) -> bool:
+        """Return whether the host waits for one of its calls."""
+        pending = self._pending[rank]
+        if not pending:
+            return False
+        if self._next[rank] == len(self._world.programs[rank]):
+            return True  # the process ends after its calls
+        if self._world.backend == "nccl":
+            return any(each.act.waits for each in pending)
+        batch = pending[-1].act.batch
+        following = self._world.programs[rank][self._next[rank]]
+        return not batch or following.batch != batch
+
+    def _act(self, rank: int) -> None:
+        program = self._world.programs[rank]
+        if self._next[rank] == len(program):
+            if not self._world.lingers:
+                self._ended[rank] = "exit", self._clock
+                self._settle()
+            self._left.add(rank)
+            return
+        act = program[self._next[rank]]
+        self._next[rank] += 1
+        if act.op in ENDINGS:
+            self._ended[rank] = act.op, self._clock
+            # Kernels of a process that is gone do not run.
+            self._pending[rank].clear()
+        elif act.op == "busy":
+            self._until[rank] = self._clock + BUSY_NS
+        elif act.op in HOLDS:
+            self._held[rank] = act.op
+            self._seen[rank] = self._clock
+        else:
+            self._post(rank, act)
+        self._settle()
+
+    def _post(self, rank: int, act: Act) -> None:
+        queue = self._queues.setdefault(self._key(rank, act), [])
+        posted = Posted(act, self._next[rank] - 1, self._clock, len(queue))
+        queue.append(posted)
+        self._posted[rank].append(posted)
+        self._pending[rank].append(posted)
+
+    def _key(self, rank: int, act: Act) -> tuple[object, ...]:
+        """Return what is paired by number: the calls of a rank, or the transfers of a pair."""
+        if not act.is_p2p:
+            return act.comm, rank
+        other = self._world.comms[act.comm][act.peer or 0]
+        pair = (rank, other) if act.op == "send" else (other, rank)
+        return act.comm, *pair, act.op
+
+    # --- completion -------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Complete all that can complete, and end what fails."""
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(self._world.size):
+                for posted in list(self._heads(rank)):
+                    if posted.done_ns or not self._can_complete(rank, posted):
+                        continue
+                    moved = True
+                    for each, call in self._together(rank, posted):
+                        call.done_ns = self._clock
+                        self._pending[each].remove(call)
+            moved = moved or self._fail()
+
+    def _heads(self, rank: int) -> Iterator[Posted]:
+        """Yield the calls of a rank that run, behind none that was enqueued earlier."""
+        if self._world.backend == "gloo":
+            yield from self._pending[rank]
+            return
+        first: dict[int, Posted] = {}
+        for posted in self._pending[rank]:
+            head = first.setdefault(self._world.streams.get(posted.act.comm, 0), posted)
+            if head is posted or (head.act.batch and head.act.batch == posted.act.batch):
+                yield posted
+
+    def _partners(self, rank: int, posted: Posted) -> Iterator[tuple[int, Posted | None]]:
+        """Yield the calls of others that a call needs; None for those that have not come."""
+        act = posted.act
+        members = self._world.comms[act.comm]
+        if act.is_p2p:
+            other = members[act.peer or 0]
+            mine = members.index(rank)
+            opposite = Act("recv" if act.op == "send" else "send", act.comm, peer=mine)
+            yield other, self._nth(other, opposite, posted.number)
+            return
+        if act.op == "broadcast" and self._world.backend == "gloo":
+            yield from self._tree(rank, posted)
+            return
+        for member in members:
+            if member != rank:
+                yield member, self._nth(member, act, posted.number)
+
+    def _tree(self, rank: int, posted: Posted) -> Iterator[tuple[int, Posted | None]]:
+        """Yield who sends to a rank in gloo's broadcast, who to that one, and who receives from it.
+
+        Each rank goes by its own root.
+        """
+        members = self._world.comms[posted.act.comm]
+        size = len(members)
+        mine = members.index(rank)
+        for member in range(size):
+            if _parent(member, posted.act.root or 0, size) == mine:
+                yield members[member], self._nth(members[member], posted.act, posted.number)
+        above: int | None = mine
+        call: Posted | None = posted
+        seen = {mine}
+        while call is not None:
+            above = _parent(above or 0, call.act.root or 0, size)
+            if above is None:
+                return
+            call = self._nth(members[above], posted.act, posted.number)
+            yield members[above], call
+            if above in seen or (call is not None and call.act.op != "broadcast"):
+                return
+            seen.add(above)
+
+    def _nth(self, rank: int, act: Act, number: int) -> Posted | None:
+        queue = self._queues.get(self._key(rank, act), ())
+        return queue[number] if number < len(queue) else None
+
+    def _can_complete(self, rank: int, posted: Posted) -> bool:
+        for other, call in self._partners(rank, posted):
+            if call is None:
+                return False
+            if self._world.backend == "nccl":
+                if not _fits(posted.act, call.act):
+                    return False
+                if not call.done_ns and call not in self._heads(other):
+                    return False
+            elif not self._goes_through(rank, posted, other, call):
+                return False
+        return self._world.backend == "nccl" or self._receives(rank, posted)
+
+    def _fail(self) -> bool:
+        """End the processes that gloo ends; return whether there were any."""
+        if self._world.backend != "gloo":
+            return False
+        gone = set(self._ended) if self._world.severed else set()
+        failed = {}
+        for rank in range(self._world.size):
+            for posted in self._pending[rank]:
+                partners = list(self._partners(rank, posted))
+                if any(self._overruns(rank, posted, *partner) for partner in partners):
+                    failed[rank] = "kill"
+                elif any(each in gone and not (call and call.done_ns) for each, call in partners):
+                    failed[rank] = "lost"
+        for rank, how in failed.items():
+            self._ended[rank] = how, self._clock
+            self._pending[rank].clear()
+        return bool(failed)
+
+    def _goes_through(self, rank: int, posted: Posted, other: int, call: Posted) -> bool:
+        """Return whether gloo's calls of two ranks exchange what each expects of the other."""
+        act, theirs = posted.act, call.act
+        if act.is_p2p:
+            return not self._overruns(rank, posted, other, call) and not self._overruns(
+                other, call, rank, posted
+            )
+        if act.op != "broadcast":
+            return _kind(act) == _kind(theirs) and _bytes(act) == _bytes(theirs)
+        if theirs.op != "broadcast":
+            return False
+        # Whether the ranks further up pass the data on is checked by `_receives`.
+        return self._sender(other, call) != rank or self._sends(rank, posted, other, call)
+
+    def _sender(self, rank: int, posted: Posted) -> int | None:
+        """Return from whom a rank receives in gloo's broadcast, by its own root."""
+        members = self._world.comms[posted.act.comm]
+        parent = _parent(members.index(rank), posted.act.root or 0, len(members))
+        return None if parent is None else members[parent]
+
+    def _sends(self, rank: int, posted: Posted, other: int, call: Posted) -> bool:
+        """Return whether a rank sends to another one in gloo's broadcast what that one expects."""
+        members = self._world.comms[posted.act.comm]
+        parent = _parent(members.index(other), posted.act.root or 0, len(members))
+        sends = parent is not None and members[parent] == rank
+        return sends and _bytes(posted.act) <= _bytes(call.act)
+
+    def _receives(self, rank: int, posted: Posted) -> bool:
+        """Return whether a broadcast's data comes to a rank, and goes on to those it sends to."""
+        if posted.act.op != "broadcast":
+            return True
+        members = self._world.comms[posted.act.comm]
+        for member, other in enumerate(members):
+            if _parent(member, posted.act.root or 0, len(members)) == members.index(rank):
+                call = self._nth(other, posted.act, posted.number)
+                if call is None or self._sender(other, call) != rank:
+                    return False
+        above, call = rank, posted
+        for _ in members:
+            sender = self._sender(above, call)
+            if sender is None:
+                return True
+            sent = self._nth(sender, posted.act, posted.number)
+            if sent is None or sent.act.op != "broadcast":
+                return False
+            if not self._sends(sender, sent, above, call):
+                return False
+            above, call = sender, sent
+        return False
+
+    def _overruns(self, rank: int, posted: Posted, other: int, call: Posted | None) -> bool:
+        """Return whether another rank sends more bytes than a rank expects of it."""
+        act = posted.act
+        if call is None or (act.op != "recv" and _kind(call.act) != _kind(act)):
+            return False
+        members = self._world.comms[act.comm]
+        if act.is_p2p:
+            sends = act.op == "recv"
+        elif act.op == "broadcast":
+            parent = _parent(members.index(rank), call.act.root or 0, len(members))
+            sends = (
+                self._sender(rank, posted) == other
+                and parent is not None
+                and members[parent] == other
+            )
+        else:
+            sends = members.index(other) == (members.index(rank) - 1) % len(members)
+        return sends and _bytes(call.act) > _bytes(act)
+
+    def _together(self, rank: int, posted: Posted) -> list[tuple[int, Posted]]:
+        """Return the calls that complete at once: on NCCL those of all members."""
+        own = [(rank, posted)]
+        if self._world.backend == "gloo":
+            return own
+        return own + [
+            (other, call) for other, call in self._partners(rank, posted) if call is not None
+        ]
+
+    # --- outcome ----------------------------------------------------------------------------------
+
+    def _outcome(self, *, final: bool) -> Outcome:
+        world = self._world
+        observed = self._clock
+        if final:
+            quiet = int(world.loss.killed_after * 1e9) or QUIET_NS
+            observed = min(self._until.values(), default=observed + quiet)
+        outcome = Outcome(self._posted, self._next, observed_ns=observed, final=final)
+        outcome.held = {**dict.fromkeys(self._until, "busy"), **self._held}
+        outcome.finished = frozenset(self._left)
+        for rank in range(world.size):
+            seen = observed
+            if rank in self._ended:
+                outcome.ended[rank], seen = self._ended[rank]
+            elif self._held.get(rank) == "stop":
+                seen = self._seen[rank]
+            outcome.last_seen_ns.append(seen)
+        return outcome
+
+
+def _bytes(act: Act) -> int:
+    elements, width = act.size
+    return elements * width
+
+
+def _kind(act: Act) -> str:
+    """Return what gloo's calls that meet have in common: its reduce_scatter is an all_reduce."""
+    return "all_reduce" if act.op == "reduce_scatter" else act.op
+
+
+def _fits(one: Act, two: Act) -> bool:
+    """Return whether two members' calls complete each other on NCCL."""
+    if one.is_p2p:
+        return one.size == two.size
+    return (one.op, one.root, one.size) == (two.op, two.root, two.size)
+
+
+def _parent(member: int, root: int, size: int) -> int | None:
+    """Return from whom a member of gloo's broadcast receives; None for the root.
+
+    The ranks form a binomial tree: the parent is the one whose number, counted from the root,
+    lacks the highest bit.
+    """
+    number = (member - root) % size
+    if not number:
+        return None
+    return ((number ^ (1 << number.bit_length() - 1)) + root) % size

@@ -1,0 +1,218 @@
+"""``python -m tests.worlds.on_gloo``: hold the executor against real processes on gloo.
+
+The programs of a world run in one process a rank. Once nothing has moved for a while, the call in
+which each rank is stuck is compared with the executor's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.worlds.executor import play
+from tests.worlds.sample import sample
+from tests.worlds.world import Act, World
+
+__all__ = ["FAULTS", "main", "run"]
+
+FAULTS = (
+    "healthy",
+    "skipped_round",
+    "extra_round",
+    "skipped_call",
+    "extra_call",
+    "other_op",
+    "other_root",
+    "other_redop",
+    "other_comm",
+    "swapped_calls",
+    "swapped_comms",
+    "other_size",
+    "other_dtype",
+    "outside",
+    "early_exit",
+    "raises",
+    "killed",
+)
+STILL_SECONDS = 3.0
+MOST_SECONDS = 60.0
+_FINISHED, _ENDED = -1, -2
+_TIMEOUT = timedelta(minutes=10)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 1 when a world comes to another end on gloo than on paper."""
+    parser = argparse.ArgumentParser(prog="tests.worlds.on_gloo", description=__doc__)
+    parser.add_argument("--count", type=int, default=20, metavar="N", help="worlds (default: 20)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the worlds")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="number of the first")
+    options = parser.parse_args(arguments)
+    agree, count, number = 0, 0, options.first
+    while count < options.count:
+        fault = FAULTS[number % len(FAULTS)]
+        drawn = sample(options.seed, number, fault, whole=True)
+        number += 1
+        if drawn.world.backend != "gloo":
+            continue
+        count += 1
+        drawn.world.severed = True
+        expected = expected_of(drawn.world)
+        found = run(drawn.world)
+        agree += found == expected
+        word = "agrees" if found == expected else f"differs: gloo {found}, executor {expected}"
+        print(f"{number - 1} {drawn.name} {drawn.world.size} ranks: {word}", flush=True)
+    print(f"{agree} of {count} agree")
+    return int(agree < count)
+
+
+def expected_of(world: World) -> list[int]:
+    """Return the place in its program at which each rank is stuck on paper.
+
+    It is -1 for a rank that has finished, and -2 for one that has failed.
+    """
+    outcome = play(world)
+    places = []
+    for rank, call in enumerate(outcome.stuck().get(rank) for rank in range(world.size)):
+        if rank in outcome.finished:
+            places.append(_FINISHED)
+        elif rank in outcome.ended:
+            places.append(_ENDED)
+        else:
+            places.append(call.index if call else outcome.begun[rank] - 1)
+    return places
+
+
+def run(world: World) -> list[int]:
+    """Run a world in processes, and return where each is stuck, as :func:`expected_of` does."""
+    context = get_context("fork")
+    places = context.Array("i", [0] * world.size, lock=False)
+    moves = context.Array("i", [0] * world.size, lock=False)
+    processes: list[ForkProcess] = []
+    with tempfile.TemporaryDirectory(prefix="ncclscope-worlds-") as folder:
+        store = str(Path(folder, "store"))
+        try:
+            for rank in range(world.size):
+                process = context.Process(target=_rank, args=(world, rank, store, places, moves))
+                process.start()
+                processes.append(process)
+            _wait(moves)
+            return [
+                place if process.is_alive() or place == _FINISHED else _ENDED
+                for place, process in zip(places, processes, strict=True)
+            ]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _wait(moves: Any) -> None:
+    """Wait until all ranks have begun and none has moved for a while."""
+    deadline = time.monotonic() + MOST_SECONDS
+    seen, since = list(moves), time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        now = list(moves)
+        if now != seen or not all(now):
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > STILL_SECONDS:
+            return
+
+
+def _rank(world: World, rank: int, store: str, places: Any, moves: Any) -> None:
+    # What a rank says when its peers are killed in the end is of no interest.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=torch._C._distributed_c10d.FileStore(store, world.size),
+        rank=rank,
+        world_size=world.size,
+        timeout=_TIMEOUT,
+    )
+    groups = {
+        label: dist.group.WORLD if label == "world" else dist.new_group(list(members))
+        for label, members in world.comms.items()
+    }
+    moves[rank] = 1
+    batch: list[tuple[int, Any]] = []
+    program = world.programs[rank]
+    for place, act in enumerate(program):
+        places[rank] = place
+        if act.op == "outside":
+            break
+        if act.op == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if act.op == "raise":
+            raise RuntimeError("loss is not finite")
+        if act.batch:
+            # Started together, then waited for.
+            batch.append((place, _transfer(world, groups, act)))
+            following = program[place + 1] if place + 1 < len(program) else None
+            if following is None or following.batch != act.batch:
+                for places[rank], work in batch:
+                    work.wait()
+                    moves[rank] += 1
+                batch = []
+            continue
+        if act.is_p2p:
+            _transfer(world, groups, act).wait()
+        else:
+            _collective(world, groups, act)
+        moves[rank] += 1
+    else:
+        places[rank] = _FINISHED
+        if not world.lingers:
+            os._exit(0)
+    while True:
+        time.sleep(3600)
+
+
+def _transfer(world: World, groups: Mapping[str, Any], act: Act) -> Any:
+    peer = world.comms[act.comm][act.peer or 0]
+    tensor = _tensor(act)
+    call = dist.isend if act.op == "send" else dist.irecv
+    return call(tensor, peer, group=groups[act.comm])
+
+
+def _collective(world: World, groups: Mapping[str, Any], act: Act) -> None:
+    group, members = groups[act.comm], world.comms[act.comm]
+    redop = dist.ReduceOp.MAX if act.redop == "max" else dist.ReduceOp.SUM
+    if act.op == "barrier":
+        dist.barrier(group)
+        return
+    tensor = _tensor(act)
+    rows, *rest = tensor.shape
+    if act.op == "all_reduce":
+        dist.all_reduce(tensor, redop, group)
+    elif act.op == "broadcast":
+        dist.broadcast(tensor, members[act.root or 0], group)
+    elif act.op == "all_gather":
+        dist.all_gather_into_tensor(tensor.new_empty(rows * len(members), *rest), tensor, group)
+    elif act.op == "reduce_scatter":
+        out = tensor.new_empty(rows // len(members), *rest)
+        dist.reduce_scatter_tensor(out, tensor, redop, group)
+    else:
+        dist.all_to_all_single(torch.empty_like(tensor), tensor, group=group)
+
+
+def _tensor(act: Act) -> Any:
+    return torch.ones(act.shape, dtype=getattr(torch, act.dtype))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

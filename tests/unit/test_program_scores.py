@@ -82,5 +82,7 @@ def test_mended_miss_fails_until_it_is_removed_from_the_list() -> None:
     assert is_expected(name, way, MISSES[name, way].score)
     assert not is_expected(name, way, "right")
     assert not is_expected(name, way, "wrong and certain")
+    assert is_expected("mesh_extra_batch", "diagnose", "right")  # an answer that varies
+    assert not is_expected("mesh_extra_batch", "diagnose", "wrong and certain")
     answer = {"program": name, "way": way, "score": "right", "said": ""}
     assert list(failures([answer])) == [f"{name} {way}: right; remove it from misses.py"]

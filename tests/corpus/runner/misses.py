@@ -25,12 +25,14 @@ class Miss:
         ways: The ways of asking that give them.
         score: How they are scored.
         reason: What the verdict takes for the mistake, and why.
+        always: Whether each run gives that answer; if not, a fair one passes as well.
     """
 
     program: str
     ways: tuple[str, ...]
     score: str
     reason: str
+    always: bool = True
 
 
 _LIST = (
@@ -73,6 +75,12 @@ _LIST = (
         "rank 3 has left its broadcast and is where most ranks are, so that it is no candidate",
     ),
     Miss(
+        "mesh_extra_batch", _TRACED, "wrong rank",
+        "of two ranks that wait for each other on two groups, either is named, and that varies "
+        "between runs, although two further ranks are where one of them is",
+        always=False,
+    ),
+    Miss(
         "mesh_two_skip", _TRACED, "wrong rank",
         "of two ranks that left out a call of different groups, one is named and the other is "
         "taken for a consequence",
@@ -85,4 +93,6 @@ MISSES = {(miss.program, way): miss for miss in _LIST for way in miss.ways}
 def is_expected(program: str, way: str, score: str) -> bool:
     """Return whether an answer is fair, or the one that is listed here."""
     miss = MISSES.get((program, way))
-    return score == miss.score if miss else score in FAIR
+    if miss and score == miss.score:
+        return True
+    return score in FAIR and not (miss and miss.always)

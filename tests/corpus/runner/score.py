@@ -6,10 +6,12 @@ right, other kind   it names exactly the diverging ranks, by a kind that does no
 fairly undecided    it names nobody, and where the records cannot decide that is fair: all
                     diverging ranks are among its candidates, and they among the truth's
 unknown             it says so where that is fair
+quiet               it says that all is well where that is fair
 undecided           it names nobody, or says unknown, where it could have known
 wrong rank          it names another rank, or has candidates without the diverging ranks
 wrong and certain   the same, and says that it is certain
-OK                  it says that all is well
+too certain         it names the diverging ranks with more confidence than there is reason for
+OK                  it says that all is well where it is not
 no answer           the command failed
 =================== =======================================================================
 
@@ -28,10 +30,11 @@ NO_ANSWER = "no answer"
 NO_HANG = "no hang"
 """The job kept moving, so the answer cannot be judged."""
 SCORES = (
-    "right", "right, other kind", "fairly undecided", "unknown", "quiet", "undecided", "OK",
-    "wrong rank", "wrong and certain", "false alarm", NO_ANSWER, NO_HANG,
+    "right", "right, other kind", "fairly undecided", "unknown", "quiet", "undecided",
+    "too certain", "OK", "wrong rank", "wrong and certain", "false alarm", NO_ANSWER, NO_HANG,
 )  # fmt: skip
 FAIR = frozenset(SCORES[:5])
+_CONFIDENCES = ("ambiguous", "likely", "certain")
 _ALARMS = ("hung", "diverged")
 
 
@@ -51,11 +54,15 @@ def score(document: dict[str, Any] | None, program: Program, way: str) -> str:
     if status == "unknown":
         return "unknown" if way in program.unknown_in else _undecided(verdict, program, way)
     if status not in _ALARMS or verdict is None:
-        return "OK" if status == "ok" else "undecided"
+        if status != "ok":
+            return "undecided"
+        return "quiet" if way in program.ok_in else "OK"
     named = tuple(sorted(verdict["diverging_ranks"]))
     if not named:
         return _undecided(verdict, program, way)
     if named == program.ranks or named in program.also:
+        if _CONFIDENCES.index(verdict["confidence"]) > _CONFIDENCES.index(program.most):
+            return "too certain"
         return "right" if verdict["kind"] in program.kinds else "right, other kind"
     return "wrong and certain" if verdict["confidence"] == "certain" else "wrong rank"
 
@@ -67,7 +74,8 @@ def _undecided(verdict: dict[str, Any] | None, program: Program, way: str) -> st
         certain = verdict is not None and verdict["confidence"] == "certain"
         return "wrong and certain" if certain else "wrong rank"
     if not program.ranks:  # nobody is to be named: all that take part are candidates alike
-        return "fairly undecided" if candidates == fair else "undecided"
+        least = frozenset(program.involved) or fair
+        return "fairly undecided" if least <= candidates <= fair else "undecided"
     return "fairly undecided" if candidates and candidates <= fair else "undecided"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["PROGRAMS", "Program"]
+__all__ = ["ATTACH", "DIAGNOSE", "PROGRAMS", "UNTRACED", "WATCH", "Program"]
 
 ATTACH, WATCH, DIAGNOSE, UNTRACED = "attach", "watch", "diagnose", "untraced"
 ABSENT = ("not_joined", "missing_call")
@@ -32,7 +32,11 @@ class Program:
         undecided_in: The ways of asking for which that holds; empty for all.
         undecided_untraced: The same for processes that are not traced, where it is a wider set:
             stacks show neither peers nor roots of a call, nor how many calls there were.
+        involved: Where nobody is to be named, the ranks that have to be among the candidates;
+            empty for all of `undecided`.
         unknown_in: The ways of asking in which the status ``unknown`` is fair.
+        ok_in: The same for the status ``ok``.
+        most: The highest confidence with which the ranks may be named.
         world: World size.
         busy: Ranks that compute or poll without end instead of waiting.
         ends: Whether the faulty job ends by itself, so that nothing can be asked while it hangs.
@@ -50,7 +54,10 @@ class Program:
     undecided: tuple[int, ...] = ()
     undecided_in: tuple[str, ...] = ()
     undecided_untraced: tuple[int, ...] = ()
+    involved: tuple[int, ...] = ()
     unknown_in: tuple[str, ...] = ()
+    ok_in: tuple[str, ...] = ()
+    most: str = "certain"
     world: int = 4
     busy: tuple[int, ...] = ()
     ends: bool = False
@@ -69,6 +76,8 @@ class Program:
 
 
 _ALL = (0, 1, 2, 3)
+_SIX = (*_ALL, 4, 5)
+_ANY_WAY = (ATTACH, WATCH, DIAGNOSE, UNTRACED)
 
 _TABLE = [
     # DistributedDataParallel
@@ -161,6 +170,40 @@ _TABLE = [
         "rank 2 sends rank 0 more rows than rank 0 expects",
         (2,), ("split_mismatch", "size_mismatch"), undecided=(0, 2), ends=True,
     ),
+    # Groups of a mesh, of experts
+    Program(
+        "mesh_extra_batch", "torch",
+        "rank 3 has one batch more than its peers, who wait in the last barrier",
+        (3,), ALONE,
+    ),
+    Program(
+        "mesh_extra_batch_first", "torch",
+        "rank 0 of six has one batch more than its peers, who wait in the last barrier",
+        (0,), ALONE, world=6,
+    ),
+    Program(
+        "mesh_broadcast_instead", "torch",
+        "ranks 1 and 3 broadcast a gradient that all others reduce with all_reduce",
+        # Stacks show no group: three of six are elsewhere, and rank 5 is one of them.
+        (1, 3), ("op_mismatch",), undecided_untraced=_SIX, world=6,
+    ),
+    Program(
+        "mesh_two_skip", "torch",
+        "rank 1 and rank 4, of different data parallel groups, leave out the all_reduce of a step",
+        (1, 4), ABSENT, world=6,
+    ),
+    Program(
+        "expert_backward_left_out", "torch",
+        "rank 1 leaves out an all_to_all of its expert group, no token having reached it; rank 0 "
+        "waits there, and alone is not in the all_reduce of all",
+        (1,), ABSENT, undecided=(0, 1),
+    ),
+    Program(
+        "expert_forward_left_out", "torch",
+        "rank 4 leaves out an all_to_all of its expert group; rank 5 waits there, and alone is "
+        "not in the all_reduce of all",
+        (4,), ABSENT, undecided=(4, 5), world=6,
+    ),
     # Groups
     Program(
         "group_left_out", "torch",
@@ -204,7 +247,50 @@ _TABLE = [
         "stage 2 of a GPipe schedule is set up with one microbatch fewer",
         (2,), PIPELINE, undecided_untraced=_ALL, unknown_in=(UNTRACED,),
     ),
+    Program(
+        "ring_odd_parity", "torch",
+        "rank 2 sends rank 0 a block on one group, and rank 0 receives it on the other",
+        # The schedule is wrong for each odd ring, and no rank departs from it.
+        (), ("p2p_mismatch", "stalled", "order_cycle"), undecided=(0, 1, 2), involved=(0, 2),
+        world=3,
+    ),
+    Program(
+        "weight_sync_barrier_first", "torch",
+        "rank 0 enters a barrier before it sends weights; rank 1 comes there after rank 2 has "
+        "sent to it, which waits for the weights, as rank 3 does",
+        (), ("p2p_mismatch", "stalled", "order_cycle", *ABSENT), undecided=(0, 1, 2),
+        undecided_untraced=_ALL, involved=(0,), also=((0,),), most="likely",
+    ),
+    Program(
+        "rollout_weights_first", "torch",
+        "rank 2 receives weights from rank 0 before it sends rank 1 what that one needs to come "
+        "to the barrier in which rank 0 waits",
+        (2,), ("p2p_mismatch", "stalled", "order_cycle", *ABSENT), undecided=_ALL,
+    ),
+    Program(
+        "rollout_last_reports_late", "torch",
+        "rank 4 receives weights from rank 1 before it sends rank 2 what that one needs to come "
+        "to the all_reduce in which ranks 0 and 1 wait",
+        (4,), ("p2p_mismatch", "stalled", "order_cycle", *ABSENT), undecided=(*_ALL, 4), world=5,
+    ),
     # A rank waits for something else
+    Program(
+        "build_lock_stale", "torch",
+        "ranks 1, 2 and 3 poll for the lock of a build that was killed to go away, before a "
+        "barrier in which rank 0 waits",
+        (1, 2, 3), HALT, undecided=_ALL, unknown_in=_ANY_WAY, busy=(1, 2, 3),
+    ),
+    Program(
+        "exit_thread", "torch",
+        "rank 0 does not end: its interpreter waits for a thread that waits for a queue; its "
+        "peers have ended",
+        (0,), HALT, unknown_in=_ANY_WAY,
+    ),
+    Program(
+        "slow_preparation", "torch",
+        "nothing: rank 2 computes for minutes before it comes to the all_reduce of its peers",
+        (2,), HALT, unknown_in=_ANY_WAY, ok_in=_ANY_WAY, most="likely", busy=(2,),
+    ),
     Program(
         "loader_lock", "torch",
         "the data loader's worker of rank 1 waits for a lock that was held when it was forked",

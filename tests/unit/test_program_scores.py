@@ -1,0 +1,88 @@
+"""How answers about the programs of the corpus are scored, and what is known of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.corpus.runner.command import failures
+from tests.corpus.runner.job import SOURCES
+from tests.corpus.runner.misses import MISSES, is_expected
+from tests.corpus.runner.questions import WAYS
+from tests.corpus.runner.score import FAIR, SCORES, score
+from tests.corpus.runner.truth import PROGRAMS
+
+
+def document(
+    named: tuple[int, ...] = (),
+    candidates: tuple[int, ...] = (),
+    confidence: str = "likely",
+    kind: str = "not_joined",
+) -> dict[str, Any]:
+    return {
+        "status": "hung",
+        "verdict": {
+            "kind": kind,
+            "confidence": confidence,
+            "diverging_ranks": list(named),
+            "candidate_ranks": list(candidates),
+        },
+    }
+
+
+def test_each_program_has_a_truth() -> None:
+    assert sorted(PROGRAMS) == sorted(path.stem for path in SOURCES.glob("*.py"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda program: program.name)
+def test_truth_speaks_of_ranks_of_the_job(program: Any) -> None:
+    named = {*program.ranks, *program.undecided, *program.undecided_untraced, *program.busy}
+    assert named <= set(range(program.world))
+    for way in WAYS:
+        assert {*program.ranks, *program.involved} <= program.fair(way) or not program.fair(way)
+
+
+def test_late_rank_may_be_named_but_not_with_certainty() -> None:
+    late = PROGRAMS["slow_preparation"]
+    assert score(document((2,)), late, "diagnose") == "right"
+    assert score(document((2,), confidence="certain"), late, "diagnose") == "too certain"
+    assert score(document((0,)), late, "diagnose") == "wrong rank"
+    assert score({"status": "ok", "verdict": None}, late, "diagnose") == "quiet"
+
+
+def test_ok_is_no_answer_to_a_rank_that_does_not_end() -> None:
+    assert score({"status": "ok", "verdict": None}, PROGRAMS["exit_thread"], "attach") == "OK"
+
+
+@pytest.mark.parametrize(
+    ("candidates", "due"),
+    [
+        ((0, 2), "fairly undecided"),
+        ((0, 1, 2), "fairly undecided"),
+        ((0, 1), "undecided"),
+        ((), "undecided"),
+    ],
+)
+def test_undecided_verdict_holds_all_involved_ranks(candidates: Any, due: str) -> None:
+    answer = document(candidates=candidates, confidence="ambiguous", kind="p2p_mismatch")
+    assert score(answer, PROGRAMS["ring_odd_parity"], "attach") == due
+
+
+def test_misses_are_answers_that_are_not_fair() -> None:
+    for (name, way), miss in MISSES.items():
+        assert name in PROGRAMS
+        assert way in WAYS
+        assert miss.score in SCORES
+        assert miss.score not in FAIR
+
+
+def test_mended_miss_fails_until_it_is_removed_from_the_list() -> None:
+    name, way = next(iter(MISSES))
+    assert is_expected(name, way, MISSES[name, way].score)
+    assert not is_expected(name, way, "right")
+    assert not is_expected(name, way, "wrong and certain")
+    assert is_expected("mesh_extra_batch", "diagnose", "right")  # an answer that varies
+    assert not is_expected("mesh_extra_batch", "diagnose", "wrong and certain")
+    answer = {"program": name, "way": way, "score": "right", "said": ""}
+    assert list(failures([answer])) == [f"{name} {way}: right; remove it from misses.py"]

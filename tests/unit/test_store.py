@@ -203,11 +203,15 @@ def test_other_files_beside_rings_stay(shm: Path) -> None:
 def test_what_another_user_made_stays(shm: Path) -> None:
     folder = entry(shm, "ended")
     os.chown(folder, 12345, 12345)
-    (outcome,) = prune()
-    assert not outcome.removed
-    os.chown(shm / HOME, 12345, 12345)
-    assert entries() == []
-    assert len(list(folder.iterdir())) == 1
+    try:
+        (outcome,) = prune()
+        assert not outcome.removed
+        os.chown(shm / HOME, 12345, 12345)
+        assert entries() == []
+        assert len(list(folder.iterdir())) == 1
+    finally:  # as pytest removes nothing of others
+        for path in (shm / HOME, folder):
+            os.chown(path, os.geteuid(), os.getegid())
 
 
 def test_the_oldest_healthy_go_first_when_there_is_too_much(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
@@ -15,6 +16,7 @@ _END_SECONDS = 5.0
 _DIAGNOSE_SECONDS = 30.0
 """Seconds that the verdict on a failed program may take: its shell waits for it."""
 _INTERVAL = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 class Explainer:
@@ -57,6 +59,12 @@ class Explainer:
             self._process.terminate()  # :meth:`reap` collects it, and then the next call begins
             return
         self._watched = places
+        prctl = ctypes.CDLL(None).prctl
+
+        def go_on_after_us() -> None:
+            """Let the kernel continue it if this process is killed while both are stopped."""
+            prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 [
@@ -69,6 +77,7 @@ class Explainer:
                 stdout=sys.stderr.fileno(),
                 # The terminal's Ctrl-C is for the program.
                 start_new_session=True,
+                preexec_fn=go_on_after_us,
             )
 
     def reap(self) -> None:

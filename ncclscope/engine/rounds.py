@@ -1,4 +1,4 @@
-"""Fold a history of calls into its repeating rounds, and say which calls a rank left out.
+"""Divide a history of calls into its repeating rounds, and say which calls a rank left out.
 
 A program repeats itself: a step posts the calls of the step before, an epoch those of the epoch
 before. So the calls before a difference predict what comes after it, also where no rank has come

@@ -158,6 +158,19 @@ def test_watching_process_rests_while_the_job_is_suspended(
 # --- signals to many processes at once ------------------------------------------------------------
 
 
+def test_watching_process_that_rests_ends_when_run_is_killed(tmp_path: Path) -> None:
+    job = Job(tmp_path, listener(tmp_path), under_run=True, words=["traced"])
+    job.handles(USR1)
+    with running(job, lead=os.setpgrp) as process:
+        children = psutil.Process(process.pid).children
+        eventually(lambda: any("watch" in one.cmdline() for one in children()))
+        (watch,) = (one for one in children() if "watch" in one.cmdline())
+        os.kill(job.pids()[0], signal.SIGTSTP)
+        eventually(lambda: is_stopped(process.pid) and is_stopped(watch.pid))
+        process.kill()
+        eventually(lambda: not watch.is_running())
+
+
 def by_name(pattern: str) -> Callable[[int], None]:
     def send(_leader: int) -> None:
         if shutil.which("pkill") is None:

@@ -89,7 +89,7 @@ class Loss:
     Attributes:
         missing: Ranks without a ring.
         keeps: Newest records that each ring keeps; 0 for all.
-        killed_after: Seconds after which somebody kills a job that stands still; 0 if nobody does.
+        killed_after: Seconds after which somebody kills a job that does not move; 0 if nobody does.
     """
 
     missing: tuple[int, ...] = ()

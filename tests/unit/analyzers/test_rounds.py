@@ -1,4 +1,4 @@
-"""Histories are folded into rounds, and a rank that left calls out of them is told as such."""
+"""Histories are divided into rounds, and a rank that left calls out of them is reported as such."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOP, AFTER = "train.py:8 step", "train.py:20 finish"
     ("history", "found"),
     [("", []), ("aa", [1]), ("abab", [2]), ("aabaab", [3]), ("bbbb", [1, 2]), ("abc", [])],
 )
-def test_the_end_of_a_history_is_folded_into_rounds(history: str, found: list[int]) -> None:
+def test_the_end_of_a_history_is_divided_into_rounds(history: str, found: list[int]) -> None:
     assert list(periods(history)) == found
 
 
@@ -34,7 +34,7 @@ def cause(cluster: Cluster) -> Finding:
 
 
 def test_a_round_left_out_shows_at_the_barrier_after_the_loop(cluster_of: ClusterOf) -> None:
-    """It was told as a barrier in place of the peers' next call, and certain."""
+    """It was reported as a barrier in place of the peers' next call, and certain."""
     cluster = cluster_of(4)
     for _ in range(5):
         round_of(cluster, [0, 1, 2, 3])

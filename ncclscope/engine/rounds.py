@@ -21,6 +21,8 @@ from ncclscope.model.signature import BARRIERS
 
 PAST = 2048
 """Calls before a difference that are searched for rounds."""
+EVEN = {"all_gatherv": "all_gather", "reduce_scatterv": "reduce_scatter"}
+"""Operations that a library posts instead of another where the members' sizes differ."""
 _AHEAD = 256
 """Calls from the difference on that are compared."""
 
@@ -36,11 +38,14 @@ class LeftOut:
         rounds: Number of equal rounds of as many calls among which the missing one is, the one
             that the rank left out included; 1 where the place is known.
         left: Whether the rank has left the loop: its call is none of the rounds'.
+        repeated: Number of calls that the rank may have posted once more instead; 0 where its call
+            comes from a line of its own in the round, which only another loop would reach again.
     """
 
     calls: int
     rounds: int
     left: bool
+    repeated: int = 0
 
 
 def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
@@ -58,7 +63,7 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
     start = max(peer.first, odd.first, seq - PAST)
     past, posted = peer.span(start, seq), peer.span(seq, min(peer.calls + 1, seq + _AHEAD))
     own = odd.span(seq, min(odd.calls + 1, seq + _AHEAD))
-    if not past or not posted or not own:
+    if not past or not posted or not own or _is_variant(own[0], posted[0]):
         return None
     # A rank with lines of its own, as a root has, is compared without them.
     alike = [one.site for one in past] == [one.site for one in odd.span(start, seq)]
@@ -76,7 +81,9 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                 rest = [key[shown] for key in predicted[skipped : skipped + len(mine)]]
                 if rest and rest == mine[: len(rest)]:
                     equal = _equal_before(history, predicted[:skipped])
-                    return LeftOut(skipped, 1 + equal, left=False)
+                    shared = _shares_line(past[-length:], own[0])
+                    again = _distance_back(history, mine) if shared else 0
+                    return LeftOut(skipped, 1 + equal, left=False, repeated=again)
             known = any(mine[0] == key[shown] for key in history)
             if not known and _follows_loop(own[0], past[-length:]):
                 missing = length - _offset(history, length)
@@ -138,6 +145,26 @@ def _offset(history: list[Key], length: int) -> int:
     return (len(history) - start) % length
 
 
+def _is_variant(call: Call, other: Call) -> bool:
+    """Return whether two calls of one line are variants, of which one has uneven parts."""
+    return call.op != other.op and _by_line(call) == _by_line(other)
+
+
+def _distance_back(history: list[Key], calls: list[Key]) -> int:
+    """Return how many calls ago the latest calls equal to some were posted; 0 where never."""
+    shown = slice(len(calls[0]))
+    for distance in range(1, len(history) + 1):
+        since = [key[shown] for key in history[-distance:]][: len(calls)]
+        if since == calls[: len(since)]:
+            return distance
+    return 0
+
+
+def _shares_line(loop: Sequence[Call], call: Call) -> bool:
+    """Return whether several calls of a loop have the line of a call, as those of a helper do."""
+    return sum((one.site, one.user_site) == (call.site, call.user_site) for one in loop) > 1
+
+
 def _follows_loop(call: Call, loop: Sequence[Call]) -> bool:
     """Return whether a call may come after a loop, whose last round is given.
 
@@ -167,4 +194,5 @@ def _exactly(call: Call) -> Key:
 
 def _by_line(call: Call) -> Key:
     """Return what calls of other sizes have in common; without a line they are not known apart."""
-    return call.op, call.dtype, call.redop, call.root, call.site or call.seq, call.user_site
+    op = EVEN.get(call.op, call.op)
+    return op, call.dtype, call.redop, call.root, call.site or call.seq, call.user_site

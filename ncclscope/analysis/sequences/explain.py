@@ -89,6 +89,8 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
             missing = Edit(0, 0, 0, rounds.calls, 0)
             if rounds.left and posted.op not in BARRIERS:  # or it took another branch
                 return EditExplanation(found, other=missing)
+            if 0 < rounds.repeated < rounds.calls:
+                return EditExplanation([Edit(0, 1, 0, 0, 0)], other=missing)
             return EditExplanation([missing], rounds=rounds)
         if not came_from_there(peer[1], seq, posted):
             return EditExplanation(found)

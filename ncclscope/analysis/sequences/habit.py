@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from ncclscope.engine.rounds import EVEN
 from ncclscope.model import Call
 from ncclscope.model.log import CallLog
 
@@ -25,8 +26,6 @@ IN_STEP = 16
 
 _LATELY = 8
 """Times that a call has followed another one, after which it is expected to."""
-
-_VARIANTS = ({"all_gather", "all_gatherv"}, {"reduce_scatter", "reduce_scatterv"})
 
 Habit = tuple[str, str | None, str | None, int | None, bool]
 """Operation, type, reduction and root of a call, and whether a graph replayed it; no sizes."""
@@ -196,7 +195,7 @@ def came_from_there(log: CallLog, seq: int, call: Call) -> bool:
 
 def are_variants(one: Call, other: Call) -> bool:
     """Return whether two calls are variants of one operation, only one with uneven sizes."""
-    return {one.op, other.op} in _VARIANTS
+    return EVEN.get(one.op, one.op) == EVEN.get(other.op, other.op) and one.op != other.op
 
 
 def in_step(one: CallLog, other: CallLog, seq: int) -> bool:

@@ -116,3 +116,63 @@ def test_equal_calls_before_a_skip_leave_open_which_was_skipped(cluster_of: Clus
     assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
     assert (found.seq, found.range) == (7, (1, 7))
     assert "Calls 1 to 7 are 7 equal rounds" in found.summary
+
+
+def library_round(cluster: Cluster, ranks: list[int], *, calls: int = 5, done: bool = True) -> None:
+    """Post a forward of two calls and a backward of three, whose lines are those of a library."""
+    for size in (8, 5, 5, 7, 3)[:calls]:
+        cluster.post(ranks, "world", "all_gather", shape=(size,), site="torch.py:3 ag", done=done)
+
+
+def test_calls_posted_again_are_cheaper_than_more_calls_left_out(cluster_of: ClusterOf) -> None:
+    """A second forward was reported as the backward left out."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        library_round(cluster, [0, 1, 2, 3])
+    library_round(cluster, [0, 1, 2, 3], calls=2)
+    ranks, again = [0, 1, 3], {"site": "torch.py:3 ag", "done": False}
+    cluster.post(ranks, "world", "all_gather", shape=(5,), **again)
+    cluster.post([2], "world", "all_gather", shape=(8,), **again)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks, found.seq) == ("extra_call", (2,), 28)
+    assert found.confidence == "likely"
+
+
+def test_a_call_with_a_line_of_its_own_is_not_posted_again(cluster_of: ClusterOf) -> None:
+    """Near miss: only another loop would lead back to that line."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        for line in (3, 4, 5):
+            cluster.post([0, 1, 2, 3], "world", shape=(line,), site=f"train.py:{line} step")
+    cluster.post([0, 1, 2, 3], "world", shape=(3,), site="train.py:3 step")
+    cluster.post([0, 1, 3], "world", shape=(4,), site="train.py:4 step", done=False)
+    cluster.post([2], "world", shape=(3,), site="train.py:3 step", done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (2,))
+
+
+def test_a_call_with_uneven_parts_at_the_same_line_leaves_no_round_out(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rounds with even and with uneven parts alternate: a wrong size was a round left out."""
+    cluster = cluster_of(4)
+    pairs = [("all_gather", "reduce_scatter"), ("all_gatherv", "reduce_scatterv")]
+
+    def layer(ranks: list[int], kind: int, *, done: bool = True) -> None:
+        sizes = {"sizes": (3, 3, 3, 4)} if kind else {}
+        for op, line in zip(pairs[kind], (6, 8), strict=True):
+            cluster.post(ranks, "world", op, site=f"moe.py:{line} layer", done=done, **sizes)
+
+    for step in range(10):
+        layer([0, 1, 2, 3], step % 2)
+    cluster.post([0, 2, 3], "world", "all_gather", site="moe.py:6 layer", done=False)
+    uneven = {"sizes": (3, 3, 3, 4), "site": "moe.py:6 layer", "done": False}
+    cluster.post([1], "world", "all_gatherv", **uneven)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("split_mismatch", (1,))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ncclscope.analysis.accounting import account
 from ncclscope.analysis.agreement import (
     ENDED_NOTICE_SECONDS,
     HANG_SECONDS,
@@ -373,7 +374,7 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
         for analyzer in steps("comparing", analyzers)
         for finding in analyzer.analyze(case)
     ]
-    return in_order(case, decide(case, settle(case, claims), coverage))
+    return in_order(case, account(case, decide(case, settle(case, claims), coverage)))
 
 
 def _from_dumps(

@@ -185,15 +185,17 @@ def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
     for number, pending in waits.pending_calls.items():
         peer = records.run.by_rank[number]
         raised = peer.activities.get(RAISED)
-        if rank.rank not in pending.absent or raised is None:
-            continue
         # A peer that was killed while it handled the error has noted where it was raised.
-        error = peer.details.get("ended_with") or raised.detail
-        if 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS:
+        error = peer.details.get("ended_with") or (raised and raised.detail)
+        if rank.rank not in pending.absent or not error:
+            continue
+        if _LOST.search(str(error)):
+            return True
+        if raised and 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS:
             errors.append(str(error))
             absent.update(pending.absent)
     # A call fails at once for other reasons, too: of one rank, and its peers are killed for it.
-    return len(errors) > len(absent) or any(map(_LOST.search, errors))
+    return len(errors) > len(absent)
 
 
 def _raised(rank: Rank) -> str:

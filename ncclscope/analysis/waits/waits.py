@@ -83,7 +83,7 @@ class Waits:
             if self.is_outside(number):
                 continue  # blocked by its own earlier work, not by other ranks
             comm = self._run.communicators[call.comm]
-            concerned = _concerned(comm, call)
+            concerned = members_of(comm, call)
             where = (comm.key, call.seq, () if concerned is comm.ranks else concerned)
             if where not in known:
                 known[where] = self._behind(concerned, call)
@@ -395,7 +395,7 @@ def _shortest_way_back(awaited: Mapping[int, Sequence[int]], start: int) -> tupl
     return ()
 
 
-def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:
+def members_of(comm: Communicator, call: Call) -> tuple[int, ...]:
     """Return the ranks without which a call cannot complete.
 
     All ranks must create a group, except that a group created through the store needs only its

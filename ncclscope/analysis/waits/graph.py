@@ -1,0 +1,111 @@
+"""Fill the engine's wait graph from the records: collectives and transfers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from ncclscope.analysis.waits.endings import failed
+from ncclscope.analysis.waits.transfers import Pair, pairs
+from ncclscope.analysis.waits.waits import members_of
+from ncclscope.engine.graph import Unfit, Wait, WaitGraph
+from ncclscope.model import Call, Rank, State
+from ncclscope.model.signature import P2P_OPS
+
+if TYPE_CHECKING:
+    from ncclscope.analysis.case import Case
+
+Half = tuple[Call, int, Call | None]
+"""A transfer that may be pending, its other end, and that end's half, if it was posted."""
+
+
+def wait_graph(case: Case) -> WaitGraph:
+    """Return who waits for whom, with sends and receives among the calls in which ranks wait."""
+    unfit = [Unfit(one.comm.key, one.seq, tuple(one.groups)) for one in case.divergences]
+    halves = _halves(case)
+    heads = {**case.waits.heads}
+    for one in unfit:
+        for number in (number for side in one.sides for number in side):
+            _put_first(heads, number, case.logs(one.comm)[number].call(one.seq))
+    for number, own in halves.items():
+        _put_first(heads, number, own[0][0])
+    waits = []
+    for number, call in heads.items():
+        if case.waits.is_outside(number):
+            continue
+        if call.op in P2P_OPS:
+            awaited = _awaited_in_transfers(halves[number], heads)
+        else:
+            awaited = _awaited_by_members(case, number, call, heads)
+        if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
+            waits.append(Wait(number, call, frozenset(awaited)))
+    abnormal = [rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")]
+    return WaitGraph(waits, unfit, abnormal, {*case.run.missing, *case.run.unrecorded})
+
+
+def _put_first(heads: dict[int, Call], number: int, call: Call) -> None:
+    """Let a call be the one in which a rank waits, unless it is in an earlier one."""
+    if number not in heads or call.position < heads[number].position:
+        heads[number] = call
+
+
+def _halves(case: Case) -> dict[int, list[Half]]:
+    """Return the transfers in which each rank may wait, those of a batch together."""
+    found: dict[int, list[Half]] = {}
+    for pair in pairs(case):
+        for sent, received in zip_longest(pair.sends, pair.receives):
+            for number, peer, call, answer in (
+                (pair.sender, pair.receiver, sent, received),
+                (pair.receiver, pair.sender, received, sent),
+            ):
+                if call is not None and _may_wait(case, pair, number, call, answer):
+                    found.setdefault(number, []).append((call, peer, answer))
+    for number, halves in found.items():
+        halves.sort(key=lambda half: half[0].position)
+        first = halves[0][0]
+        if first.group is not None:
+            found[number] = [half for half in halves if half[0].group == first.group]
+        elif "nccl" in case.run.communicators[first.comm].backend:
+            found[number] = halves[:1]
+    return found
+
+
+def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | None) -> bool:
+    """Return whether a rank may wait in its half of a transfer."""
+    if State.COMPLETED in (call.state, answer and answer.state):
+        return False
+    if "nccl" in pair.comm.backend:
+        return answer is None
+    # A send may complete without its receive, and is not waited for if its rank went on.
+    last = case.run.by_rank[number].last_call()
+    return last is None or last.position < call.position
+
+
+def _awaited_in_transfers(halves: Sequence[Half], heads: Mapping[int, Call]) -> set[int]:
+    return {
+        peer
+        for _, peer, answer in halves
+        if answer is None
+        or ((head := heads.get(peer)) is not None and head.position < answer.position)
+    }
+
+
+def _awaited_by_members(case: Case, number: int, call: Call, heads: Mapping[int, Call]) -> set[int]:
+    """Return the members that have not come to a collective, or are in an earlier call."""
+    comm = case.run.communicators[call.comm]
+    return {
+        member
+        for member in members_of(comm, call)
+        if member != number and not _came(case.run.by_rank.get(member), call, heads.get(member))
+    }
+
+
+def _came(rank: Rank | None, call: Call, head: Call | None) -> bool:
+    log = None if rank is None else rank.logs.get(call.comm)
+    if log is None or log.calls < call.seq:
+        return False
+    if head is None or call.seq < log.first:
+        return True
+    posted = log.call(call.seq)
+    return posted.state is State.COMPLETED or head.position >= posted.position

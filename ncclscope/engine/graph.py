@@ -1,0 +1,172 @@
+"""Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
+
+A rank waits in one call, for all members that have not come to it. A repair supposes of some ranks
+that they behave as their peers expect: they come to every call, and what they post fits. What is
+released then is a least fixpoint: a rank goes on once all come for which it waits, and a rank that
+goes on comes to its peers' calls. A rank that waits for nobody, and is not repaired, never comes:
+it is where a chain of waiting ends.
+
+A set of ranks explains a hang if its repair releases every waiting rank. Ranks without which the
+rest of the set explains as much are victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from ncclscope.model import Call
+
+MOST = 48
+"""Ranks whose repair is tried. Those that nothing tells apart are tried once."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank that waits in a call.
+
+    Attributes:
+        rank: Global rank.
+        call: The call, a collective or a transfer.
+        awaited: Ranks that have not posted the call, or its other half, or are in an earlier one.
+    """
+
+    rank: int
+    call: Call
+    awaited: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A call whose members posted different ones, so that it cannot complete.
+
+    Attributes:
+        comm: Key of the communicator.
+        seq: Number of the call.
+        sides: Its members by what they posted, two sides at least.
+    """
+
+    comm: str
+    seq: int
+    sides: tuple[tuple[int, ...], ...]
+
+    def fits_without(self, repaired: Collection[int]) -> bool:
+        """Return whether all other members posted the same."""
+        return sum(any(rank not in repaired for rank in side) for side in self.sides) < 2
+
+
+class WaitGraph:
+    """Who waits for whom in a job in which nothing moves.
+
+    Args:
+        waits: The waiting ranks.
+        unfit: Calls whose members posted different ones.
+        abnormal: Ranks whose end, or stop, is recorded and follows from no other rank's.
+        unseen: Ranks without a record, which may have come to every call.
+    """
+
+    def __init__(
+        self,
+        waits: Iterable[Wait],
+        unfit: Iterable[Unfit] = (),
+        abnormal: Iterable[int] = (),
+        unseen: Iterable[int] = (),
+    ) -> None:
+        self.waits = {wait.rank: wait for wait in waits}
+        self.unfit = tuple(unfit)
+        self.abnormal = frozenset(abnormal)
+        self.unseen = frozenset(unseen)
+        self._unfit_of: dict[str, list[Unfit]] = {}
+        for one in self.unfit:
+            self._unfit_of.setdefault(one.comm, []).append(one)
+
+    @property
+    def sinks(self) -> frozenset[int]:
+        """Recorded ranks that others wait for, and that wait for nobody."""
+        awaited = frozenset().union(*(wait.awaited for wait in self.waits.values()))
+        return awaited - self.waits.keys() - self.unseen
+
+    def released(self, repaired: Collection[int]) -> frozenset[int]:
+        """Return the waiting ranks that go on if some ranks behave as their peers expect."""
+        blocked: dict[int, int] = {}
+        waiting_for: dict[int, list[int]] = {}
+        going = []
+        for rank, wait in self.waits.items():
+            if rank in repaired:
+                going.append(rank)
+                continue
+            if not self._fits(wait.call, repaired):
+                continue
+            missing = [
+                one for one in wait.awaited if one not in repaired and one not in self.unseen
+            ]
+            if not missing:
+                going.append(rank)
+            blocked[rank] = len(missing)
+            for one in missing:
+                waiting_for.setdefault(one, []).append(rank)
+        free = set(going)
+        while going:
+            for rank in waiting_for.get(going.pop(), ()):
+                blocked[rank] -= 1
+                if not blocked[rank] and rank not in free:
+                    free.add(rank)
+                    going.append(rank)
+        return frozenset(free)
+
+    def explains(self, repaired: Collection[int]) -> bool:
+        """Return whether a repair of some ranks accounts for all that waits, and for all ends."""
+        accounted = self.abnormal.issubset(repaired)
+        return accounted and len(self.released(repaired)) == len(self.waits)
+
+    def without_victims(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Return the ranks of a set without which the rest of it does not explain as much.
+
+        Those that wait themselves, and ended because their peers did, are tried first.
+        """
+        kept = set(ranks)
+        most = self.released(kept)
+        for rank in sorted(kept, key=lambda rank: (rank not in self.waits, rank)):
+            rest = kept - {rank}
+            if rank in self.abnormal or not rest:
+                continue
+            if self.released(rest) >= most:
+                kept = rest
+        return frozenset(kept)
+
+    def repairs(self, size: int) -> Iterator[frozenset[int]]:
+        """Yield the sets of as many ranks that explain the hang, of ranks told apart by it."""
+        for ranks in combinations(self._candidates(), size):
+            if self.explains(ranks):
+                yield frozenset(ranks)
+
+    def alike(self, rank: int) -> frozenset[int]:
+        """Return the ranks that the graph does not tell from a rank, that rank included."""
+        like = self._likeness(rank)
+        return frozenset(one for one in self._ranks() if self._likeness(one) == like)
+
+    def _candidates(self) -> Sequence[int]:
+        """Return a rank of each class, those whose repair may do the most first."""
+        first: dict[object, int] = {}
+        for rank in sorted(self._ranks(), key=lambda rank: (rank in self.waits, rank)):
+            first.setdefault(self._likeness(rank), rank)
+        return [*first.values()][:MOST]
+
+    def _ranks(self) -> frozenset[int]:
+        sides = [side for one in self.unfit for side in one.sides]
+        return self.sinks | self.waits.keys() | frozenset().union(*sides)
+
+    def _likeness(self, rank: int) -> object:
+        wait = self.waits.get(rank)
+        if wait is None:
+            return rank
+        by = frozenset(one for one, other in self.waits.items() if rank in other.awaited)
+        sides = tuple(side for one in self.unfit for side in one.sides if rank in side)
+        return wait.call.comm, wait.call.seq, wait.call.op, wait.awaited - {rank}, by, sides
+
+    def _fits(self, call: Call, repaired: Collection[int]) -> bool:
+        return all(
+            one.seq > call.seq or one.fits_without(repaired)
+            for one in self._unfit_of.get(call.comm, ())
+        )

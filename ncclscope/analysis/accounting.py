@@ -1,7 +1,7 @@
 """Hold the causes against the wait graph: they have to account for all that waits, and no more.
 
-Analyzers see a part of the job each: one communicator, transfers or endings. Here a cause becomes a
-consequence if the other causes release everything that waits without it.
+Analyzers see a part of the job each: one communicator, transfers or endings. Here the causes become
+those whose repair releases every waiting rank, and the others follow from them.
 """
 
 from __future__ import annotations
@@ -10,34 +10,136 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.precedence import as_consequence, is_hang
-from ncclscope.model import Finding
+from ncclscope.analysis.precedence import as_consequence
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
+from ncclscope.model import Finding, Rank
+
+_IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
+"""Kinds of findings on waits that the graph has. It has none for keys of a store, for instance."""
 
 
 def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with the victims of others as consequences.
+    """Return findings whose causes release all that waits, if one set of ranks alone does.
 
     Args:
         case: The case.
         findings: The findings.
     """
     causes = [one for one in findings if one.role == "cause"]
-    named = {rank for one in causes for rank in one.diverging_ranks}
-    if not named or not any(map(_is_wait, causes)) or not case.graph.waits:
+    waits = [one for one in causes if _is_wait(one)]
+    if not waits or not case.graph.waits or any(one.comm is None for one in causes):
         return list(findings)
-    kept = case.graph.without_victims(named)
-    return [_without_victims(one, kept) if one in causes else one for one in findings]
+    repair = _only_repair(case)
+    if repair is None:
+        named = {rank for one in causes for rank in one.diverging_ranks}
+        kept = case.graph.without_victims(named)
+        return [_among(one, kept) if one in waits else one for one in findings]
+    found = [_settled(case, one, repair) if one in waits else one for one in findings]
+    named = {rank for one in found if one.role == "cause" for rank in one.diverging_ranks}
+    return [*(_held_up_by(case, rank) for rank in sorted(repair - named)), *found]
 
 
-def _without_victims(finding: Finding, kept: frozenset[int]) -> Finding:
-    if not _is_wait(finding) or not finding.diverging_ranks:
-        return finding
+def _only_repair(case: Case) -> frozenset[int] | None:
+    """Return the ranks whose repair alone releases all that waits; None where several do.
+
+    A rank that waits may have posted an extra call; or those that have not come to it are held up
+    together, as by one storage, unless they have ended in order.
+    """
+    repairs = case.graph.cheapest()
+    if len(repairs) != 1 or repairs[0] == case.run.by_rank.keys():
+        return None
+    others = case.graph.sinks - repairs[0]
+    return repairs[0] if all(case.run.by_rank[number].exited for number in others) else None
+
+
+def _is_wait(finding: Finding) -> bool:
+    """Return whether a finding is about ranks that wait for others, and not about what differs."""
+    if finding.kind == "extra_call" and finding.peers is not None:
+        return False
+    if finding.kind == "p2p_mismatch" and None not in (finding.odd, finding.peers):
+        return False
+    return finding.kind in _IN_GRAPH
+
+
+def _among(finding: Finding, kept: frozenset[int]) -> Finding:
+    """Return a finding about those of its ranks that are no victims of others."""
     ranks = tuple(rank for rank in finding.diverging_ranks if rank in kept)
     if ranks == finding.diverging_ranks:
         return finding
     return replace(finding, diverging_ranks=ranks) if ranks else as_consequence(finding)
 
 
-def _is_wait(finding: Finding) -> bool:
-    """Return whether a finding is about ranks that wait for others, and not about what differs."""
-    return is_hang(finding) or (finding.kind == "p2p_mismatch" and finding.peers is None)
+def _settled(case: Case, finding: Finding, repair: frozenset[int]) -> Finding:
+    """Return a finding about the ranks whose repair releases all that waits."""
+    if finding.diverging_ranks or not repair.issubset(finding.candidate_ranks):
+        kept = repair.intersection(finding.diverging_ranks)
+        return _among(finding, kept) if finding.diverging_ranks else as_consequence(finding)
+    ranks = tuple(sorted(repair))
+    return replace(
+        finding,
+        diverging_ranks=ranks,
+        candidate_ranks=(),
+        confidence="likely",
+        inferred=(*finding.inferred, _released(case, ranks)),
+    )
+
+
+def _released(case: Case, ranks: Sequence[int]) -> str:
+    count = len(case.graph.waits)
+    return (
+        f"if {ranks_text(ranks)} came, all {plural(count, 'waiting rank')} would go on; no other "
+        f"{'rank' if len(ranks) == 1 else 'ranks'} would release them"
+    )
+
+
+def _held_up_by(case: Case, number: int) -> Finding:
+    """Return a finding about a rank at which all chains of waiting end."""
+    graph = case.graph
+    waiting = [wait for wait in graph.waits.values() if number in wait.awaited]
+    first = min(waiting, key=lambda wait: (wait.call.time_ns or 0, wait.rank))
+    rank = case.run.by_rank.get(number)
+    comm = case.run.communicators[first.call.comm]
+    those = [wait.rank for wait in waiting if wait.call.comm == comm.key]
+    how = None if rank is None else case.how_it_ended(rank)
+    kind, state = "not_joined", _whereabouts(case, rank)
+    if rank is None:
+        kind, state = "dead_rank", "left no record"
+    elif how is not None:
+        kind, state = "dead_rank", f"is dead, gone or stuck ({how})"
+    return Finding(
+        kind=kind,
+        summary=(
+            f"{sentence(rank_text(case.run, number))} {state}; {ranks_text(those)} "
+            f"{verb(those, 'wait')} for it in {call_text(first.call)} on {comm_text(comm)}."
+        ),
+        comm=comm,
+        seq=None,
+        diverging_ranks=(number,),
+        odd=None if rank is None else rank.last_call(transfers=True),
+        odd_is="last_call",
+        peers=first.call,
+        confidence="likely",
+        analyzer="accounting",
+        evidence=tuple(
+            f"rank {wait.rank} posted {call_text(wait.call)}, and waits for "
+            f"{ranks_text(sorted(wait.awaited))}"
+            for wait in waiting
+        ),
+        inferred=(_released(case, (number,)),),
+    )
+
+
+def _whereabouts(case: Case, rank: Rank | None) -> str:
+    last = None if rank is None else rank.last_call(transfers=True)
+    if last is None:
+        return "has posted no call"
+    comm = case.run.communicators[last.comm]
+    return f"never came: its last call is {call_text(last)} on {comm_text(comm)}"

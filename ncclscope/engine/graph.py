@@ -64,6 +64,7 @@ class WaitGraph:
         unfit: Calls whose members posted different ones.
         abnormal: Ranks whose end, or stop, is recorded and follows from no other rank's.
         unseen: Ranks without a record, which may have come to every call.
+        obscure: Ranks that wait, and it is not known for whom.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class WaitGraph:
         unfit: Iterable[Unfit] = (),
         abnormal: Iterable[int] = (),
         unseen: Iterable[int] = (),
+        obscure: Iterable[int] = (),
     ) -> None:
         self.waits = {wait.rank: wait for wait in waits}
         self.unfit = tuple(unfit)
         self.abnormal = frozenset(abnormal)
         self.unseen = frozenset(unseen)
+        self.obscure = frozenset(obscure)
         self._unfit_of: dict[str, list[Unfit]] = {}
         for one in self.unfit:
             self._unfit_of.setdefault(one.comm, []).append(one)
@@ -135,23 +138,43 @@ class WaitGraph:
                 kept = rest
         return frozenset(kept)
 
-    def repairs(self, size: int) -> Iterator[frozenset[int]]:
-        """Yield the sets of as many ranks that explain the hang, of ranks told apart by it."""
-        for ranks in combinations(self._candidates(), size):
-            if self.explains(ranks):
-                yield frozenset(ranks)
+    def cheapest(self) -> list[frozenset[int]]:
+        """Return the smallest sets of ranks whose repair explains the hang; at most two ranks each.
 
-    def alike(self, rank: int) -> frozenset[int]:
-        """Return the ranks that the graph does not tell from a rank, that rank included."""
+        Empty where only ranks without a record may be missing: what they did, any other rank may
+        have caused. Empty, too, where a chain of waiting ends at a rank that waits for others.
+        """
+        if self.explains(()) or self.sinks & self.obscure:
+            return []
+        for size in (1, 2):
+            found = [
+                each
+                for ranks in combinations(self._candidates(size), size)
+                if self.explains(ranks)
+                for each in self._with_alike(frozenset(ranks))
+            ]
+            if found:
+                return found
+        return []
+
+    def _with_alike(self, ranks: frozenset[int]) -> Iterator[frozenset[int]]:
+        """Yield a set of ranks, and one with another rank that the graph does not tell from them."""
+        yield ranks
+        for rank in ranks:
+            if others := self._alike(rank) - ranks:
+                yield ranks - {rank} | {min(others)}
+                return
+
+    def _alike(self, rank: int) -> frozenset[int]:
         like = self._likeness(rank)
         return frozenset(one for one in self._ranks() if self._likeness(one) == like)
 
-    def _candidates(self) -> Sequence[int]:
-        """Return a rank of each class, those whose repair may do the most first."""
-        first: dict[object, int] = {}
+    def _candidates(self, size: int) -> Sequence[int]:
+        """Return as many ranks of each class, those whose repair may do the most first."""
+        classes: dict[object, list[int]] = {}
         for rank in sorted(self._ranks(), key=lambda rank: (rank in self.waits, rank)):
-            first.setdefault(self._likeness(rank), rank)
-        return [*first.values()][:MOST]
+            classes.setdefault(self._likeness(rank), []).append(rank)
+        return [rank for alike in classes.values() for rank in alike[:size]][:MOST]
 
     def _ranks(self) -> frozenset[int]:
         sides = [side for one in self.unfit for side in one.sides]

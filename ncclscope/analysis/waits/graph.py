@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ncclscope.analysis.waits.completion import PENDING
 from ncclscope.analysis.waits.endings import failed
 from ncclscope.analysis.waits.transfers import Pair, pairs
 from ncclscope.analysis.waits.waits import members_of
 from ncclscope.engine.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call, Rank, State
+from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.model.signature import P2P_OPS
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ def wait_graph(case: Case) -> WaitGraph:
             _put_first(heads, number, case.logs(one.comm)[number].call(one.seq))
     for number, own in halves.items():
         _put_first(heads, number, own[0][0])
+    _hold_up_streams(case, heads, halves)
     waits = []
     for number, call in heads.items():
         if case.waits.is_outside(number):
@@ -41,13 +46,79 @@ def wait_graph(case: Case) -> WaitGraph:
         if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
             waits.append(Wait(number, call, frozenset(awaited)))
     abnormal = [rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")]
-    return WaitGraph(waits, unfit, abnormal, {*case.run.missing, *case.run.unrecorded})
+    unseen = {*case.run.missing, *case.run.unrecorded}
+    known = {wait.rank for wait in waits}
+    obscure = [
+        rank.rank
+        for rank in case.run.ranks
+        if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
+    ]
+    return WaitGraph(waits, unfit, abnormal, unseen, obscure)
 
 
-def _put_first(heads: dict[int, Call], number: int, call: Call) -> None:
+def _waits_unseen(case: Case, rank: Rank) -> bool:
+    """Return whether a rank waits for something that is no call, or for a call of any rank."""
+    if any(
+        (activity := rank.activities.get(name)) is not None and activity.until_ns is None
+        for name in (INIT, COMM_INIT, STORE_WAIT)
+    ):
+        return True
+    last = rank.last_call(transfers=True)
+    if last is None or last.op not in P2P_OPS or last.state is State.COMPLETED:
+        return False
+    return "nccl" not in case.run.communicators[last.comm].backend
+
+
+def _put_first(heads: dict[int, Call], number: int, call: Call) -> bool:
     """Let a call be the one in which a rank waits, unless it is in an earlier one."""
-    if number not in heads or call.position < heads[number].position:
-        heads[number] = call
+    if number in heads and call.position >= heads[number].position:
+        return False
+    heads[number] = call
+    return True
+
+
+def _hold_up_streams(case: Case, heads: dict[int, Call], halves: dict[int, list[Half]]) -> None:
+    """Add the ranks in calls that all have posted, and that a peer's stream has not reached.
+
+    Only on NCCL, whose calls run in the order of posting while the hosts go on.
+    """
+    pending = [*heads]
+    transfers = _transfers_of(case) if pending else {}
+    while pending:
+        number = pending.pop()
+        rank, after = case.run.by_rank[number], heads[number].position
+        for key, log in rank.logs.items():
+            comm = case.run.communicators[key]
+            start = max(log.first, log.calls - PENDING)
+            if "nccl" not in comm.backend or comm.creates_groups or not log.anchored:
+                continue
+            behind = np.asarray(log.positions(start, log.calls + 1)) > after
+            if not behind.any():
+                continue
+            seq = start + int(behind.argmax())
+            for peer in comm.ranks:
+                theirs = case.run.by_rank[peer].logs.get(key) if peer in case.run.by_rank else None
+                if theirs is None or not theirs.first <= seq <= theirs.calls:
+                    continue
+                if peer != number and _put_first(heads, peer, theirs.call(seq)):
+                    halves.pop(peer, None)
+                    pending.append(peer)
+        for call, peer, answer in transfers.get(number, ()):
+            if call.position > after and answer is not None and _put_first(heads, peer, answer):
+                halves[peer] = [(answer, number, call)]
+                pending.append(peer)
+
+
+def _transfers_of(case: Case) -> dict[int, list[Half]]:
+    """Return all transfers of each rank on NCCL, with the halves of their other ends."""
+    found: dict[int, list[Half]] = {}
+    for pair in pairs(case):
+        if "nccl" not in pair.comm.backend:
+            continue
+        for sent, received in zip(pair.sends, pair.receives, strict=False):
+            found.setdefault(pair.sender, []).append((sent, pair.receiver, received))
+            found.setdefault(pair.receiver, []).append((received, pair.sender, sent))
+    return found
 
 
 def _halves(case: Case) -> dict[int, list[Half]]:

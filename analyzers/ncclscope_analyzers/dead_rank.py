@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, EXITED, GONE, HEARTBEAT_ENDS, Case
-from ncclscope.analysis.given_up import given_up, have_gone_on
 from ncclscope.analysis.lost_together import as_one
 from ncclscope.analysis.missed import missed_by_engines, missed_by_launchers
 from ncclscope.analysis.waits.endings import (
     failed,
     failed_inside,
+    given_up,
+    have_gone_on,
     lost_store,
     status_of,
     store_host,

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.sequences.habit import PAST, Habit, expected_next, habit_of
 from ncclscope.analysis.waits.engine_steps import counterpart
 from ncclscope.analysis.waits.launches import contention
 from ncclscope.analysis.waits.minority import is_stray, waiting_in
-from ncclscope.analysis.waits.own_order import broken_orders
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -22,7 +22,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Call, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
 
 _SWAPPED = (
@@ -174,7 +174,7 @@ class OrderCycle:
             evidence=tuple(self._chain(cycle, case.waits.pending_calls)),
             inferred=(
                 *((same_part(part),) if named and part is not None else ()),
-                *(() if named else broken_orders(case, cycle)),
+                *(() if named else _broken_orders(case, cycle)),
             ),
             extent=len(cycle),
         )
@@ -317,3 +317,39 @@ def _sites(case: Case, *pending_calls: PendingCall) -> Iterable[str]:
             f"{comm_text(pending.comm)}{site_text(first)}, "
             f"and after it #{then.seq} on {comm_text(other.comm)}{site_text(then)}"
         )
+
+
+def _broken_orders(case: Case, cycle: tuple[int, ...]) -> Iterable[str]:
+    """Say which ranks of a cycle wait in a call before which they had always posted another.
+
+    Args:
+        case: The job.
+        cycle: Ranks, of which each waits for the next one, and the last for the first.
+    """
+    for place, number in enumerate(cycle):
+        here = case.waits.pending_calls[number]
+        due = case.waits.pending_calls[cycle[place - 1]]
+        one, other = ((wait.comm.key, habit_of(wait.call)) for wait in (here, due))
+        rank = case.run.by_rank[number]
+        if expected_next(_past_of(rank, here, due), one, other) == other:
+            yield (
+                f"rank {number} went to {comm_text(here.comm)} before {comm_text(due.comm)}, and "
+                f"each time until then it was the other way round"
+            )
+
+
+def _past_of(rank: Rank, here: PendingCall, due: PendingCall) -> list[tuple[str, Habit]]:
+    """Return a rank's calls on two communicators before the one in which it waits."""
+    calls = [
+        call
+        for key in (here.comm.key, due.comm.key)
+        for call in _newest(rank, key)
+        if call.position < here.call.position
+    ]
+    calls.sort(key=lambda call: call.position)
+    return [(call.comm, habit_of(call)) for call in calls]
+
+
+def _newest(rank: Rank, key: str) -> Iterable[Call]:
+    log = rank.logs.get(key)
+    return () if log is None else log.span(max(log.first, log.calls - PAST), log.calls + 1)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import as_consequence
+from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -20,6 +21,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
+from ncclscope.engine.graph import WaitGraph
 from ncclscope.model import Finding, Rank
 
 _IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
@@ -35,28 +37,29 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """
     causes = [one for one in findings if one.role == "cause"]
     waits = [one for one in causes if _is_wait(one)]
-    if not waits or not case.graph.waits or any(one.comm is None for one in causes):
+    if not waits or any(one.comm is None for one in causes):
         return list(findings)
-    repair = _only_repair(case)
+    graph = wait_graph(case)
+    repair = _only_repair(case, graph)
     if repair is None:
         named = {rank for one in causes for rank in one.diverging_ranks}
-        kept = case.graph.without_victims(named)
+        kept = graph.without_victims(named)
         return [_among(one, kept) if one in waits else one for one in findings]
-    found = [_settled(case, one, repair) if one in waits else one for one in findings]
+    found = [_settled(graph, one, repair) if one in waits else one for one in findings]
     named = {rank for one in found if one.role == "cause" for rank in one.diverging_ranks}
-    return [*(_held_up_by(case, rank) for rank in sorted(repair - named)), *found]
+    return [*(_held_up_by(case, graph, rank) for rank in sorted(repair - named)), *found]
 
 
-def _only_repair(case: Case) -> frozenset[int] | None:
+def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
     """Return the ranks whose repair alone releases all that waits; None where several do.
 
     A rank that waits may have posted an extra call; or those that have not come to it are held up
     together, as by one storage, unless they have ended in order.
     """
-    repairs = case.graph.cheapest()
+    repairs = graph.cheapest()
     if len(repairs) != 1 or repairs[0] == case.run.by_rank.keys():
         return None
-    others = case.graph.sinks - repairs[0]
+    others = graph.sinks - repairs[0]
     return repairs[0] if all(case.run.by_rank[number].exited for number in others) else None
 
 
@@ -77,7 +80,7 @@ def _among(finding: Finding, kept: frozenset[int]) -> Finding:
     return replace(finding, diverging_ranks=ranks) if ranks else as_consequence(finding)
 
 
-def _settled(case: Case, finding: Finding, repair: frozenset[int]) -> Finding:
+def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Finding:
     """Return a finding about the ranks whose repair releases all that waits."""
     if finding.diverging_ranks or not repair.issubset(finding.candidate_ranks):
         kept = repair.intersection(finding.diverging_ranks)
@@ -88,21 +91,20 @@ def _settled(case: Case, finding: Finding, repair: frozenset[int]) -> Finding:
         diverging_ranks=ranks,
         candidate_ranks=(),
         confidence="likely",
-        inferred=(*finding.inferred, _released(case, ranks)),
+        inferred=(*finding.inferred, _released(graph, ranks)),
     )
 
 
-def _released(case: Case, ranks: Sequence[int]) -> str:
-    count = len(case.graph.waits)
+def _released(graph: WaitGraph, ranks: Sequence[int]) -> str:
+    count = len(graph.waits)
     return (
         f"if {ranks_text(ranks)} came, all {plural(count, 'waiting rank')} would go on; no other "
         f"{'rank' if len(ranks) == 1 else 'ranks'} would release them"
     )
 
 
-def _held_up_by(case: Case, number: int) -> Finding:
+def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     """Return a finding about a rank at which all chains of waiting end."""
-    graph = case.graph
     waiting = [wait for wait in graph.waits.values() if number in wait.awaited]
     first = min(waiting, key=lambda wait: (wait.call.time_ns or 0, wait.rank))
     rank = case.run.by_rank.get(number)
@@ -133,7 +135,7 @@ def _held_up_by(case: Case, number: int) -> Finding:
             f"{ranks_text(sorted(wait.awaited))}"
             for wait in waiting
         ),
-        inferred=(_released(case, (number,)),),
+        inferred=(_released(graph, (number,)),),
     )
 
 

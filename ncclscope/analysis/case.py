@@ -44,7 +44,6 @@ from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall, Waits
-from ncclscope.engine.graph import WaitGraph
 from ncclscope.model import Rank, Run
 from ncclscope.model.log import CallLog
 
@@ -115,13 +114,6 @@ class Case(Records):
         conditions = {} if snapshot is None else gpu_conditions(snapshot)
         rests = any(conditions.get(rank) == "idle" for rank in followed.pending_calls)
         return recorded if rests else followed
-
-    @cached_property
-    def graph(self) -> WaitGraph:
-        """Who waits for whom, in transfers as in collectives, and what would release them."""
-        from ncclscope.analysis.waits.graph import wait_graph
-
-        return wait_graph(self)
 
     def recorded(self, key: str) -> Mapping[int, CallLog]:
         """Return the members' logs as recorded, including the differences that were survived."""

@@ -158,7 +158,7 @@ class WaitGraph:
         return []
 
     def _with_alike(self, ranks: frozenset[int]) -> Iterator[frozenset[int]]:
-        """Yield a set of ranks, and one with another rank that the graph does not tell from them."""
+        """Yield a set of ranks, and one with another rank that the graph cannot tell from them."""
         yield ranks
         for rank in ranks:
             if others := self._alike(rank) - ranks:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.completion import PENDING
 from ncclscope.analysis.waits.endings import failed
 from ncclscope.analysis.waits.transfers import Pair, pairs
@@ -16,9 +16,6 @@ from ncclscope.engine.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.model.signature import P2P_OPS
-
-if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
 
 Half = tuple[Call, int, Call | None]
 """A transfer that may be pending, its other end, and that end's half, if it was posted."""

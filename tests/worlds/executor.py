@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from tests.worlds.world import ENDINGS, HOLDS, Act, World
 
-__all__ = ["BEGAN_NS", "BUSY_NS", "QUIET_NS", "Outcome", "Posted", "play"]
+__all__ = ["BEGAN_NS", "BUSY_NS", "QUIET_NS", "Execution", "Outcome", "Posted", "play"]
 
 BEGAN_NS = 1_795_000_000 * 10**9
 STEP_NS = 10**6
@@ -84,13 +84,15 @@ class Outcome:
 
 def play(world: World) -> Outcome:
     """Carry a world out until nothing moves, or until the moment at which it is observed."""
-    whole = _Execution(world).run(None)
+    whole = Execution(world).run(None)
     if world.running is None:
         return whole
-    return _Execution(world).run(max(1, int(world.running * sum(whole.begun))))
+    return Execution(world).run(max(1, int(world.running * sum(whole.begun))))
 
 
-class _Execution:
+class Execution:
+    """A world that is carried out act by act."""
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = random.Random(world.seed)
@@ -107,19 +109,27 @@ class _Execution:
 
     def run(self, acts: int | None) -> Outcome:
         """Let ranks act in a random order, `acts` times or until nothing moves."""
-        world, count = self._world, 0
+        count = 0
         while acts is None or count < acts:
-            ready = [rank for rank in range(world.size) if self._may_act(rank)]
+            ready = self.ready()
             if not ready:
                 if not self._until or acts is not None:
                     break
                 rank = min(self._until, key=lambda each: (self._until[each], each))
                 self._clock = max(self._clock, self._until.pop(rank))
                 continue
-            self._clock += STEP_NS + self._random.randrange(STEP_NS)
-            self._act(self._random.choice(ready))
+            self.step(self._random.choice(ready))
             count += 1
-        return self._outcome(final=not any(map(self._may_act, range(world.size))))
+        return self.outcome(final=not self.ready())
+
+    def ready(self) -> list[int]:
+        """Return the ranks that can act."""
+        return [rank for rank in range(self._world.size) if self._may_act(rank)]
+
+    def step(self, rank: int) -> None:
+        """Let a rank that can act do so."""
+        self._clock += STEP_NS + self._random.randrange(STEP_NS)
+        self._act(rank)
 
     def _may_act(self, rank: int) -> bool:
         if rank in self._world.absent or rank in self._ended or rank in self._held:
@@ -363,7 +373,8 @@ class _Execution:
 
     # --- outcome ----------------------------------------------------------------------------------
 
-    def _outcome(self, *, final: bool) -> Outcome:
+    def outcome(self, *, final: bool) -> Outcome:
+        """Return how far the job has come; `final` if it is observed when nothing moves any more."""
         world = self._world
         observed = self._clock
         if final:

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--exhaustive", action="store_true", help="all small jobs, not random ones")
     parser.add_argument("--part", default="0/1", metavar="K/N", help="of the small jobs")
     parser.add_argument("--calls", type=int, default=4, metavar="N", help="most calls of small jobs")
+    parser.add_argument("--moments", action="store_true", help="small jobs while they run")
     parser.add_argument("--case", metavar="NAME", help="of small jobs only this one")
     options = parser.parse_args(arguments)
     if options.exhaustive or options.case:
@@ -64,7 +65,8 @@ def small_jobs(options: argparse.Namespace) -> int:
         print(*exhaustive.examine(options.case), sep="\n")
         return 0
     first, step = map(int, options.part.split("/"))
-    results = exhaustive.run(options.calls, (first, step), options.jobs)
+    cases = exhaustive.cases(options.calls, running=options.moments)
+    results = exhaustive.run(cases[first::step], options.jobs)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     print(exhaustive.table(results))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -19,9 +19,9 @@ from tests.worlds.executor import Outcome
 from tests.worlds.faults import MISMATCHES
 from tests.worlds.rivals import Explanation, explanations
 from tests.worlds.sample import verdict_on
-from tests.worlds.small import Job, Records, finish, jobs, moments, records_of, settings
+from tests.worlds.small import Job, Records, at, finish, jobs, moments, records_of, settings
 
-__all__ = ["WORDS", "Case", "cases", "judge", "result", "table"]
+__all__ = ["BAD", "WORDS", "Case", "cases", "examine", "examples", "judge", "run", "table"]
 
 WORDS = (
     "right",
@@ -77,48 +77,61 @@ class Case:
     Attributes:
         job: The job.
         records: What is recorded of it.
+        acts: Acts of each rank before the records are taken; None where nothing moves any more.
     """
 
     job: Job
     records: Records
+    acts: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
-        """Its name; see :attr:`Job.name`."""
-        return self.job.name
+        """Its name: that of the job, and the acts of each rank."""
+        return self.job.name + ("" if self.acts is None else f"@{','.join(map(str, self.acts))}")
+
+    @property
+    def outcome(self) -> Outcome:
+        """How far the job has come."""
+        world = self.job.world
+        return finish(world) if self.acts is None else at(world, self.acts)
 
 
-def cases(most: int = 4) -> list[Case]:
+def cases(most: int = 4, *, running: bool = False) -> list[Case]:
     """Return all different records, those of small jobs first.
 
     Two that differ in the names of ranks 0 and 1 alone count as one.
+
+    Args:
+        most: Calls of the base program.
+        running: Whether they are taken at every moment of the jobs, instead of at the end.
     """
-    found: dict[Records, Job] = {}
+    found: dict[Records, Case] = {}
     for setting in settings():
         for job in jobs(setting, most):
             world = job.world
-            records = records_of(setting, world, finish(world))
-            if records.mirrored not in found:
-                found.setdefault(records, job)
-    ordered = sorted(found.items(), key=lambda each: (each[1].setting.size, len(each[1].base)))
-    return [Case(job, records) for records, job in ordered]
+            for acts in moments(world) if running else (None,):
+                case = Case(job, Records(setting, (), (), not running), acts)
+                records = records_of(setting, world, case.outcome)
+                if records not in found and records.mirrored not in found:
+                    found[records] = replace(case, records=records)
+    return sorted(
+        found.values(),
+        key=lambda case: (case.job.setting.size, len(case.job.base), sum(case.acts or ())),
+    )
 
 
-def run(most: int, part: tuple[int, int], jobs: int) -> list[dict[str, Any]]:
-    """Diagnose every n-th case from the k-th on, in a number of processes."""
-    first, step = part
-    some = cases(most)[first::step]
-    if jobs == 1:
+def run(some: Sequence[Case], processes: int) -> list[dict[str, Any]]:
+    """Diagnose cases in a number of processes."""
+    if processes == 1:
         return list(map(result, some))
-    with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
         return list(pool.map(result, some, chunksize=20))
 
 
 def result(case: Case) -> dict[str, Any]:
     """Diagnose a case, and judge the verdict."""
-    world = case.job.world
-    outcome = finish(world)
-    document = verdict_on(world, outcome)
+    outcome = case.outcome
+    document = verdict_on(case.job.world, outcome)
     rivals = list(explanations(case.records))
     stuck = sorted(outcome.stuck()) if outcome.final else []
     word = judge(document, case, rivals, bool(stuck))
@@ -230,13 +243,15 @@ def _agree(records: Records) -> bool:
 
 def examine(name: str) -> Iterator[str]:
     """Yield the programs of a case, what explains its records, and the verdict."""
-    length = len([letter for letter in name.split(":")[1] if letter.isalpha()])
+    own, _, moment = name.partition("@")
+    acts = tuple(map(int, moment.split(","))) if moment else None
+    length = sum(letter.isalpha() for letter in own.split(":")[1])
     for setting in settings():
         for job in jobs(setting, length):
-            if job.name == name:
-                world = job.world
-                records = records_of(setting, world, finish(world))
-                found = result(Case(job, records))
+            if job.name == own:
+                case = Case(job, Records(setting, (), (), acts is None), acts)
+                records = records_of(setting, job.world, case.outcome)
+                found = result(replace(case, records=records))
                 yield from _described(found)
                 yield f"     score: {found['word']}"
                 return

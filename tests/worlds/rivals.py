@@ -34,6 +34,8 @@ def explanations(records: Records) -> Iterator[Explanation]:
     words = [None if calls is None else tuple(act for act, _ in calls) for calls in records.calls]
     letters = tuple(dict.fromkeys(act for word in words if word for act in word))
     absent = [rank for rank, word in enumerate(words) if word is None]
+    if absent and not records.final:
+        yield Explanation("healthy", -1, 0)  # it may start yet
     for rank in (-1, *range(setting.size)) if not absent else absent:
         own = words[rank] if rank >= 0 else ()
         for base in _bases(records, words, letters, rank):

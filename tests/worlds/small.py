@@ -297,23 +297,31 @@ def finish(world: World) -> Outcome:
     return execution.outcome(final=True)
 
 
-def moments(world: World) -> Iterator[Outcome]:
-    """Yield all states of a job in which something can move still, and the last one."""
-    seen: set[tuple[object, ...]] = set()
-    paths: list[tuple[int, ...]] = [()]
-    while paths:
-        path = paths.pop()
+def at(world: World, acts: Sequence[int]) -> Outcome:
+    """Carry a job out until each rank has begun a number of acts; its end counts as one."""
+    execution = Execution(world)
+    left = list(acts)
+    while ready := [rank for rank in execution.ready() if left[rank]]:
+        execution.step(ready[0])
+        left[ready[0]] -= 1
+    return execution.outcome(final=False)
+
+
+def moments(world: World) -> Iterator[tuple[int, ...]]:
+    """Yield the acts of each rank, as :func:`at` takes them, in all states that a job comes to."""
+    paths: dict[tuple[int, ...], tuple[int, ...]] = {(0,) * world.size: ()}
+    waiting = list(paths)
+    while waiting:
+        acts = waiting.pop()
+        yield acts
         execution = Execution(world)
-        for rank in path:
+        for rank in paths[acts]:
             execution.step(rank)
-        ready = execution.ready()
-        for rank in ready:
-            counts = tuple((*path, rank).count(each) for each in range(world.size))
-            if counts not in seen:
-                seen.add(counts)
-                paths.append((*path, rank))
-        yield execution.outcome(final=False)
-    yield finish(world)
+        for rank in execution.ready():
+            further = (*acts[:rank], acts[rank] + 1, *acts[rank + 1 :])
+            if further not in paths:
+                paths[further] = (*paths[acts], rank)
+                waiting.append(further)
 
 
 def reach(world: World, records: Records) -> Outcome | None:

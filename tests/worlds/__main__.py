@@ -23,6 +23,7 @@ from tests.worlds.score import judge, table
 from tests.worlds.world import describe
 
 _CHUNK = 20
+_SHOW = "print world K and its verdict; of small jobs the K smallest with each bad verdict"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,12 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200, metavar="N", help="worlds (default: 200)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the worlds")
     parser.add_argument("--fault", default="", choices=("", HEALTHY, *FAULTS), help="only this one")
-    parser.add_argument("--show", type=int, metavar="K", help="print world K and its verdict; of the small jobs the K smallest with each bad verdict")
+    parser.add_argument(
+        "--show",
+        type=int,
+        metavar="K",
+        help=_SHOW,
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where each world's result goes")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
-    parser.add_argument("--exhaustive", action="store_true", help="all small jobs, not random ones")
+    parser.add_argument("--exhaustive", action="store_true", help="all small jobs instead")
     parser.add_argument("--part", default="0/1", metavar="K/N", help="of the small jobs")
-    parser.add_argument("--calls", type=int, default=4, metavar="N", help="most calls of small jobs")
+    parser.add_argument("--calls", type=int, default=4, metavar="N", help="most calls of those")
     parser.add_argument("--moments", action="store_true", help="small jobs while they run")
     parser.add_argument("--case", metavar="NAME", help="of small jobs only this one")
     options = parser.parse_args(arguments)

@@ -374,7 +374,7 @@ class Execution:
     # --- outcome ----------------------------------------------------------------------------------
 
     def outcome(self, *, final: bool) -> Outcome:
-        """Return how far the job has come; `final` if it is observed when nothing moves any more."""
+        """Return how far the job has come; `final` if nothing moves any more."""
         world = self._world
         observed = self._clock
         if final:

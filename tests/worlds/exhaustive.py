@@ -21,7 +21,7 @@ from tests.worlds.rivals import Explanation, explanations
 from tests.worlds.sample import verdict_on
 from tests.worlds.small import Job, Records, at, finish, jobs, moments, records_of, settings
 
-__all__ = ["BAD", "WORDS", "Case", "cases", "examine", "examples", "judge", "run", "table"]
+__all__ = ["BAD", "WORDS", "Case", "cases", "examine", "examples", "judge", "named", "run", "table"]
 
 WORDS = (
     "right",
@@ -241,8 +241,8 @@ def _agree(records: Records) -> bool:
     return True
 
 
-def examine(name: str) -> Iterator[str]:
-    """Yield the programs of a case, what explains its records, and the verdict."""
+def named(name: str) -> Case | None:
+    """Return the case of a name; None where no small job has it."""
     own, _, moment = name.partition("@")
     acts = tuple(map(int, moment.split(","))) if moment else None
     length = sum(letter.isalpha() for letter in own.split(":")[1])
@@ -250,12 +250,19 @@ def examine(name: str) -> Iterator[str]:
         for job in jobs(setting, length):
             if job.name == own:
                 case = Case(job, Records(setting, (), (), acts is None), acts)
-                records = records_of(setting, job.world, case.outcome)
-                found = result(replace(case, records=records))
-                yield from _described(found)
-                yield f"     score: {found['word']}"
-                return
-    yield f"no small job is named {name}"
+                return replace(case, records=records_of(setting, job.world, case.outcome))
+    return None
+
+
+def examine(name: str) -> Iterator[str]:
+    """Yield the programs of a case, what explains its records, and the verdict."""
+    case = named(name)
+    if case is None:
+        yield f"no small job is named {name}"
+        return
+    found = result(case)
+    yield from _described(found)
+    yield f"     score: {found['word']}"
 
 
 def examples(results: Iterable[Mapping[str, Any]], count: int) -> Iterator[str]:

@@ -19,24 +19,23 @@ class Explanation:
         fault: Its name; ``healthy`` for none.
         rank: The rank that has it; -1 for none.
         place: Acts that the rank begins before the fault.
-        comms: Communicators of the calls that it concerns; empty for all.
     """
 
     fault: str
     rank: int
     place: int
-    comms: tuple[str, ...] = ()
 
 
 def explanations(records: Records) -> Iterator[Explanation]:
-    """Yield the jobs with one fault, or none, that leave these records."""
+    """Yield the jobs with one fault that leave these records, or a healthy one that does."""
     setting = records.setting
     words = [None if calls is None else tuple(act for act, _ in calls) for calls in records.calls]
     letters = tuple(dict.fromkeys(act for word in words if word for act in word))
     absent = [rank for rank, word in enumerate(words) if word is None]
     if absent and not records.final:
         yield Explanation("healthy", -1, 0)  # it may start yet
-    for rank in (-1, *range(setting.size)) if not absent else absent:
+        return
+    for rank in absent or (-1, *range(setting.size)):
         own = words[rank] if rank >= 0 else ()
         for base in _bases(records, words, letters, rank):
             usual = healthy(setting, base)
@@ -57,23 +56,15 @@ def explanations(records: Records) -> Iterator[Explanation]:
             for fault, place, program in changes:
                 programs = usual if rank < 0 else (*usual[:rank], program, *usual[rank + 1 :])
                 job = Job(setting, base, fault, rank, place, programs, tuple(absent))
-                if reach(job.world, records) is not None:
-                    yield Explanation(fault, rank, place, _comms(usual, rank, place, fault, program))
+                if reach(job.world, records):
+                    yield Explanation(fault, rank, place)
+                    if rank < 0:
+                        return  # no fault is cheaper than one
 
 
 def _begins_with(program: Sequence[Act], word: Sequence[Act]) -> bool:
     calls = tuple(act for act in program if act.is_call)
     return calls[: len(word)] == tuple(word)
-
-
-def _comms(
-    usual: tuple[tuple[Act, ...], ...], rank: int, place: int, fault: str, program: tuple[Act, ...]
-) -> tuple[str, ...]:
-    count = {"left_out": (1, 0), "extra": (0, 1), "swapped": (2, 2)}.get(fault, (1, 1))
-    if not fault.startswith(("left", "extra", "swap", "other")):
-        return ()
-    acts = (*usual[rank][place : place + count[0]], *program[place : place + count[1]])
-    return tuple(dict.fromkeys(act.comm for act in acts))
 
 
 def _bases(
@@ -124,13 +115,13 @@ def _near(
     """Return whether one edit of the beginning of a program leads to the calls of a rank."""
     if word is None or rank not in comms[act.comm]:
         return True
-    place = next((k for k, (a, b) in enumerate(zip(program, word)) if a != b), None)
+    place = next((k for k, (a, b) in enumerate(zip(program, word, strict=False)) if a != b), None)
     if place is None:
         return True
     mine, made = program[place:], word[place:]
 
     def agree(one: tuple[Act, ...], two: tuple[Act, ...]) -> bool:
-        return all(a == b for a, b in zip(one, two))
+        return all(a == b for a, b in zip(one, two, strict=False))
 
     swapped = mine[:2] == made[:2][::-1] or (len(mine) == 1 and made[1:2] in ((), mine))
     return (

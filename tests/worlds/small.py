@@ -5,11 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tests.worlds.executor import Execution, Outcome
 from tests.worlds.world import Act, World
 
-__all__ = ["Job", "Records", "Setting", "edits", "ends", "jobs", "moments", "records_of", "settings"]
+__all__ = [
+    "Job",
+    "Records",
+    "Setting",
+    "at",
+    "edits",
+    "ends",
+    "finish",
+    "healthy",
+    "jobs",
+    "moments",
+    "reach",
+    "records_of",
+    "settings",
+]
 
 WORLD, PAIR = "world", "pair"
 _OPS = ("all_reduce", "all_gather", "barrier", "broadcast")
@@ -41,7 +56,7 @@ class Setting:
         return _call(op, comm, line)
 
     def world(self, programs: Sequence[Sequence[Act]], absent: tuple[int, ...] = ()) -> World:
-        """Return the job in which each rank has a program."""
+        """Return the world in which each rank has a program."""
         return World(
             self.size,
             self.backend,
@@ -129,7 +144,7 @@ class Job:
 
     @property
     def world(self) -> World:
-        """The job as the executor takes it."""
+        """The same as the executor takes it."""
         return self.setting.world(self.programs, self.absent)
 
     @property
@@ -164,12 +179,10 @@ def jobs(setting: Setting, most: int) -> Iterator[Job]:
         for rank, program in enumerate(usual):
             own = [label for label, members in setting.comms.items() if rank in members]
             made = dict.fromkeys(base)
-            new = [
-                setting.letter(label, sum(act.comm == label for act in made)) for label in own
-            ]
+            new = [setting.letter(label, sum(act.comm == label for act in made)) for label in own]
             letters = [act for act in (*made, *new) if act.comm in own]
             for fault, place, changed in (
-                *edits(program, letters, lambda act: _others(act, own)),
+                *edits(program, letters, partial(_others, own)),
                 *ends(program),
             ):
                 absent = (rank,) if fault == "never_starts" else ()
@@ -177,7 +190,7 @@ def jobs(setting: Setting, most: int) -> Iterator[Job]:
                 yield Job(setting, base, fault, rank, place, programs, absent)
 
 
-def _others(act: Act, own: Sequence[str]) -> Iterator[Act]:
+def _others(own: Sequence[str], act: Act) -> Iterator[Act]:
     """Yield the calls with one other parameter that a rank may make instead of one."""
     op = "all_reduce" if act.op != "all_reduce" else "all_gather"
     yield _call(op, act.comm, act.line + 1)
@@ -213,7 +226,7 @@ def edits(
     """
     for place, act in enumerate(program):
         before, after = program[:place], program[place + 1 :]
-        if not after[:1] == (act,):  # else the next place is the same
+        if after[:1] != (act,):  # else the next place is the same
             yield "left_out", place, (*before, *after)
         for other in others(act):
             fault = fault_of(act, other)
@@ -228,7 +241,12 @@ def edits(
 
 
 def ends(program: tuple[Act, ...], *, last: bool = False) -> Iterator[_Edit]:
-    """Yield fault, place and program of a rank that goes no further; `last`: after its calls, too."""
+    """Yield fault, place and program of a rank that goes no further.
+
+    Args:
+        program: Its healthy program.
+        last: Whether it may do so after its last call, too.
+    """
     yield "never_starts", 0, ()
     for place in range(len(program) + last):
         for fault in ("kill", "raise", "outside"):

@@ -104,3 +104,15 @@ def test_a_certain_verdict_on_a_small_job_has_no_rival(
     }
 
     assert exhaustive.judge(document, case, list(explanations(case.records)), True) == word
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_thread_that_waits_leaves_the_other_one_alone(backend: str) -> None:
+    other = Act("barrier", "pair", waits=True, thread=1)
+    world = World(2, backend, PAIRS, [[other, ONE, ONE], [ONE, ONE]], {"pair": 1})
+
+    outcome = play(world)
+
+    assert {rank: call.act for rank, call in outcome.stuck().items()} == {0: other}
+    assert [len(calls) for calls in outcome.posted] == [3, 2]
+    assert outcome.ended == {1: "exit"}

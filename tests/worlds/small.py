@@ -319,9 +319,9 @@ def at(world: World, acts: Sequence[int]) -> Outcome:
     """Carry a job out until each rank has begun a number of acts; its end counts as one."""
     execution = Execution(world)
     left = list(acts)
-    while ready := [rank for rank in execution.ready() if left[rank]]:
+    while ready := [each for each in execution.ready() if left[each[0]]]:
         execution.step(ready[0])
-        left[ready[0]] -= 1
+        left[ready[0][0]] -= 1
     return execution.outcome(final=False)
 
 
@@ -334,8 +334,8 @@ def moments(world: World) -> Iterator[tuple[int, ...]]:
         yield acts
         execution = Execution(world)
         for rank in paths[acts]:
-            execution.step(rank)
-        for rank in execution.ready():
+            execution.step((rank, 0))
+        for rank, _ in execution.ready():
             further = (*acts[:rank], acts[rank] + 1, *acts[rank + 1 :])
             if further not in paths:
                 paths[further] = (*paths[acts], rank)
@@ -350,7 +350,7 @@ def reach(world: World, records: Records) -> Outcome | None:
         execution = Execution(world)
         while True:
             outcome = execution.outcome(final=False)
-            ready = [rank for rank in execution.ready() if _behind(outcome, records, rank)]
+            ready = [each for each in execution.ready() if _behind(outcome, records, each[0])]
             if not ready:
                 break
             execution.step(ready[0])

@@ -16,12 +16,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tests.worlds import exhaustive
 from tests.worlds.faults import FAULTS
 from tests.worlds.sample import HEALTHY, sample, verdict_on
 from tests.worlds.score import judge, table
 from tests.worlds.world import describe
 
 _CHUNK = 20
+_SHOW = "print world K and its verdict; of small jobs the K smallest with each bad verdict"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,10 +32,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200, metavar="N", help="worlds (default: 200)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the worlds")
     parser.add_argument("--fault", default="", choices=("", HEALTHY, *FAULTS), help="only this one")
-    parser.add_argument("--show", type=int, metavar="K", help="print world K and its verdict")
+    parser.add_argument(
+        "--show",
+        type=int,
+        metavar="K",
+        help=_SHOW,
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where each world's result goes")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--exhaustive", action="store_true", help="all small jobs instead")
+    parser.add_argument("--part", default="0/1", metavar="K/N", help="of the small jobs")
+    parser.add_argument("--calls", type=int, default=4, metavar="N", help="most calls of those")
+    parser.add_argument("--moments", action="store_true", help="small jobs while they run")
+    parser.add_argument("--case", metavar="NAME", help="of small jobs only this one")
     options = parser.parse_args(arguments)
+    if options.exhaustive or options.case:
+        return small_jobs(options)
     if options.show is not None:
         return show(options.seed, options.show, options.fault)
     began = time.monotonic()
@@ -48,6 +62,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(results, indent=1))
     print(report(results))
     print(f"{len(results)} worlds, {len(results) / seconds:.1f} a second", file=sys.stderr)
+    return 0
+
+
+def small_jobs(options: argparse.Namespace) -> int:
+    """Print how good the verdicts on small jobs are, and the smallest with a bad one."""
+    if options.case:
+        print(*exhaustive.examine(options.case), sep="\n")
+        return 0
+    first, step = map(int, options.part.split("/"))
+    cases = exhaustive.cases(options.calls, running=options.moments)
+    results = exhaustive.run(cases[first::step], options.jobs)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    print(exhaustive.table(results))
+    if options.show is not None:
+        print(*exhaustive.examples(results, options.show), sep="\n")
     return 0
 
 

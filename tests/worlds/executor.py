@@ -1,5 +1,8 @@
 """Carry out the programs of a world, by the documented semantics of NCCL and gloo.
 
+Threads of a process act independently of each other, except that a process exits when all are
+through, and that none acts while another one starts a group.
+
 NCCL: the host goes on after enqueuing. The kernels of a rank run one after the other on each
 stream, those of an NCCL group together. A collective completes when the n-th call of all members
 of its communicator has come to the head of its stream, with parameters that fit.
@@ -21,12 +24,15 @@ from dataclasses import dataclass, field
 
 from tests.worlds.world import ENDINGS, HOLDS, Act, World
 
-__all__ = ["BEGAN_NS", "BUSY_NS", "QUIET_NS", "Outcome", "Posted", "play"]
+__all__ = ["BEGAN_NS", "BUSY_NS", "QUIET_NS", "Execution", "Outcome", "Posted", "play"]
 
 BEGAN_NS = 1_795_000_000 * 10**9
 STEP_NS = 10**6
 QUIET_NS = 600 * 10**9
 BUSY_NS = 40 * 10**9
+
+Strand = tuple[int, int]
+"""A rank and the number of one of its threads."""
 
 
 @dataclass(eq=False)
@@ -54,7 +60,8 @@ class Outcome:
 
     Attributes:
         posted: Calls of each rank, in order.
-        begun: Acts that each rank has begun.
+        begun: Number of acts that each rank has begun.
+        reached: The place in its program of the last of them, by thread.
         ended: How processes ended: ``exit``, ``kill``, ``raise``, or ``lost`` with an error
             because a connection broke.
         last_seen_ns: Last sign of life of each rank.
@@ -66,6 +73,7 @@ class Outcome:
 
     posted: list[list[Posted]]
     begun: list[int]
+    reached: list[dict[int, int]]
     ended: dict[int, str] = field(default_factory=dict)
     last_seen_ns: list[int] = field(default_factory=list)
     observed_ns: int = 0
@@ -84,89 +92,129 @@ class Outcome:
 
 def play(world: World) -> Outcome:
     """Carry a world out until nothing moves, or until the moment at which it is observed."""
-    whole = _Execution(world).run(None)
+    whole = Execution(world).run(None)
     if world.running is None:
         return whole
-    return _Execution(world).run(max(1, int(world.running * sum(whole.begun))))
+    return Execution(world).run(max(1, int(world.running * sum(whole.begun))))
 
 
-class _Execution:
+class Execution:
+    """A world that is carried out act by act."""
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = random.Random(world.seed)
         self._clock = BEGAN_NS
-        self._next = [0] * world.size
+        self._acts: dict[Strand, list[int]] = {}
+        for rank, program in enumerate(world.programs):
+            self._acts[rank, 0] = []
+            for place, act in enumerate(program):
+                self._acts.setdefault((rank, act.thread), []).append(place)
+        self._next = dict.fromkeys(self._acts, 0)
+        self._open: dict[int, int] = {}
         self._posted: list[list[Posted]] = [[] for _ in range(world.size)]
         self._pending: list[list[Posted]] = [[] for _ in range(world.size)]
         self._queues: dict[tuple[object, ...], list[Posted]] = {}
         self._ended: dict[int, tuple[str, int]] = {}
-        self._held: dict[int, str] = {}
-        self._until: dict[int, int] = {}
-        self._seen: dict[int, int] = {}
+        self._held: dict[Strand, str] = {}
+        self._until: dict[Strand, int] = {}
+        self._stopped: dict[int, int] = {}
         self._left: set[int] = set()
 
     def run(self, acts: int | None) -> Outcome:
         """Let ranks act in a random order, `acts` times or until nothing moves."""
-        world, count = self._world, 0
+        count = 0
         while acts is None or count < acts:
-            ready = [rank for rank in range(world.size) if self._may_act(rank)]
+            ready = self.ready()
             if not ready:
                 if not self._until or acts is not None:
                     break
-                rank = min(self._until, key=lambda each: (self._until[each], each))
-                self._clock = max(self._clock, self._until.pop(rank))
+                strand = min(self._until, key=lambda each: (self._until[each], each))
+                self._clock = max(self._clock, self._until.pop(strand))
                 continue
-            self._clock += STEP_NS + self._random.randrange(STEP_NS)
-            self._act(self._random.choice(ready))
+            self.step(self._random.choice(ready))
             count += 1
-        return self._outcome(final=not any(map(self._may_act, range(world.size))))
+        return self.outcome(final=not self.ready())
 
-    def _may_act(self, rank: int) -> bool:
-        if rank in self._world.absent or rank in self._ended or rank in self._held:
-            return False
-        if rank in self._left or rank in self._until:
-            return False
-        return not self._blocked(rank)
+    def ready(self) -> list[Strand]:
+        """Return rank and thread of those that can act."""
+        return [strand for strand in self._acts if self._may_act(strand)]
 
-    def _blocked(self, rank: int) -> bool:
-        """Return whether the host waits for one of its calls."""
-        pending = self._pending[rank]
+    def step(self, strand: Strand) -> None:
+        """Let one that can act do so."""
+        self._clock += STEP_NS + self._random.randrange(STEP_NS)
+        self._act(strand)
+
+    def _may_act(self, strand: Strand) -> bool:
+        rank, thread = strand
+        if rank in self._world.absent or rank in self._ended or rank in self._stopped:
+            return False
+        if strand in self._held or strand in self._until or rank in self._left:
+            return False
+        if self._open.get(rank, thread) != thread:
+            return False  # the other thread is in the middle of a group
+        if self._following(strand) is None:
+            return thread == 0 and self._is_through(rank)
+        return not self._blocked(strand)
+
+    def _following(self, strand: Strand) -> Act | None:
+        places = self._acts[strand]
+        number = self._next[strand]
+        return self._world.programs[strand[0]][places[number]] if number < len(places) else None
+
+    def _is_through(self, rank: int) -> bool:
+        """Return whether all threads of a process and all its calls have come to their end."""
+        return not self._pending[rank] and all(
+            self._following(strand) is None and strand not in (*self._held, *self._until)
+            for strand in self._acts
+            if strand[0] == rank
+        )
+
+    def _blocked(self, strand: Strand) -> bool:
+        """Return whether the host waits for one of a thread's calls."""
+        rank, thread = strand
+        pending = [each for each in self._pending[rank] if each.act.thread == thread]
         if not pending:
             return False
-        if self._next[rank] == len(self._world.programs[rank]):
-            return True  # the process ends after its calls
         if self._world.backend == "nccl":
             return any(each.act.waits for each in pending)
         batch = pending[-1].act.batch
-        following = self._world.programs[rank][self._next[rank]]
-        return not batch or following.batch != batch
+        following = self._following(strand)
+        return not batch or following is None or following.batch != batch
 
-    def _act(self, rank: int) -> None:
-        program = self._world.programs[rank]
-        if self._next[rank] == len(program):
+    def _act(self, strand: Strand) -> None:
+        rank, thread = strand
+        act = self._following(strand)
+        if act is None:
             if not self._world.lingers:
                 self._ended[rank] = "exit", self._clock
                 self._settle()
             self._left.add(rank)
             return
-        act = program[self._next[rank]]
-        self._next[rank] += 1
+        place = self._acts[strand][self._next[strand]]
+        self._next[strand] += 1
+        following = self._following(strand)
+        if act.batch and following is not None and following.batch == act.batch:
+            self._open[rank] = thread
+        else:
+            self._open.pop(rank, None)
         if act.op in ENDINGS:
             self._ended[rank] = act.op, self._clock
             # Kernels of a process that is gone do not run.
             self._pending[rank].clear()
         elif act.op == "busy":
-            self._until[rank] = self._clock + BUSY_NS
+            self._until[strand] = self._clock + BUSY_NS
         elif act.op in HOLDS:
-            self._held[rank] = act.op
-            self._seen[rank] = self._clock
+            self._held[strand] = act.op
+            if act.op == "stop":
+                self._stopped[rank] = self._clock
         else:
-            self._post(rank, act)
+            self._post(rank, place, act)
         self._settle()
 
-    def _post(self, rank: int, act: Act) -> None:
+    def _post(self, rank: int, place: int, act: Act) -> None:
         queue = self._queues.setdefault(self._key(rank, act), [])
-        posted = Posted(act, self._next[rank] - 1, self._clock, len(queue))
+        posted = Posted(act, place, self._clock, len(queue))
         queue.append(posted)
         self._posted[rank].append(posted)
         self._pending[rank].append(posted)
@@ -276,12 +324,21 @@ class _Execution:
                 partners = list(self._partners(rank, posted))
                 if any(self._overruns(rank, posted, *partner) for partner in partners):
                     failed[rank] = "kill"
-                elif any(each in gone and not (call and call.done_ns) for each, call in partners):
+                elif any(
+                    each in gone and not self._has_served(rank, posted, each, call)
+                    for each, call in partners
+                ):
                     failed[rank] = "lost"
         for rank, how in failed.items():
             self._ended[rank] = how, self._clock
             self._pending[rank].clear()
         return bool(failed)
+
+    def _has_served(self, rank: int, posted: Posted, other: int, call: Posted | None) -> bool:
+        """Return whether a process that is gone did its part of a call of gloo before."""
+        if call is None or not call.done_ns:
+            return False
+        return self._goes_through(rank, posted, other, call)
 
     def _goes_through(self, rank: int, posted: Posted, other: int, call: Posted) -> bool:
         """Return whether gloo's calls of two ranks exchange what each expects of the other."""
@@ -348,8 +405,12 @@ class _Execution:
                 and parent is not None
                 and members[parent] == other
             )
+        elif act.op == "all_to_all":
+            sends = True
         else:
-            sends = members.index(other) == (members.index(rank) - 1) % len(members)
+            # Reductions go round the ring one way, gathered data the other way.
+            step = 1 if _kind(act) == "all_reduce" else -1
+            sends = members.index(other) == (members.index(rank) + step) % len(members)
         return sends and _bytes(call.act) > _bytes(act)
 
     def _together(self, rank: int, posted: Posted) -> list[tuple[int, Posted]]:
@@ -363,21 +424,29 @@ class _Execution:
 
     # --- outcome ----------------------------------------------------------------------------------
 
-    def _outcome(self, *, final: bool) -> Outcome:
+    def outcome(self, *, final: bool) -> Outcome:
+        """Return how far the job has come; `final` if nothing moves any more."""
         world = self._world
         observed = self._clock
         if final:
             quiet = int(world.loss.killed_after * 1e9) or QUIET_NS
             observed = min(self._until.values(), default=observed + quiet)
-        outcome = Outcome(self._posted, self._next, observed_ns=observed, final=final)
-        outcome.held = {**dict.fromkeys(self._until, "busy"), **self._held}
+        begun = [0] * world.size
+        reached: list[dict[int, int]] = [{} for _ in range(world.size)]
+        for (rank, thread), number in self._next.items():
+            begun[rank] += number
+            if number:
+                reached[rank][thread] = self._acts[rank, thread][number - 1]
+        outcome = Outcome(self._posted, begun, reached, observed_ns=observed, final=final)
+        outcome.held = {rank: "busy" for rank, _ in self._until}
+        outcome.held.update({rank: how for (rank, _), how in self._held.items()})
         outcome.finished = frozenset(self._left)
         for rank in range(world.size):
             seen = observed
             if rank in self._ended:
                 outcome.ended[rank], seen = self._ended[rank]
-            elif self._held.get(rank) == "stop":
-                seen = self._seen[rank]
+            elif rank in self._stopped:
+                seen = self._stopped[rank]
             outcome.last_seen_ns.append(seen)
         return outcome
 

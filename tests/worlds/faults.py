@@ -30,6 +30,7 @@ class Planted:
         count: Number of acts that are deleted or inserted.
         peers: Ranks to which the same records may be put down.
         line: Line of the program.
+        thread: The thread that has it.
     """
 
     fault: str
@@ -41,6 +42,7 @@ class Planted:
     count: int = 1
     peers: tuple[int, ...] = ()
     line: int = 0
+    thread: int = 0
 
 
 def plant(world: World, rng: random.Random, fault: str, rank: int) -> Planted | None:
@@ -50,10 +52,13 @@ def plant(world: World, rng: random.Random, fault: str, rank: int) -> Planted | 
         The fault; None where the rank's program has no place for it.
     """
     program = world.programs[rank]
+    before = list(program)
     planted = FAULTS[fault](world, rng, rank, program)
     if planted is None:
         return None
-    return replace(planted, fault=fault)
+    longer = max(program, before, key=len)
+    thread = longer[planted.at].thread if 0 <= planted.at < len(longer) else 0
+    return replace(planted, fault=fault, thread=thread)
 
 
 def _certain(*kinds: str, likely: tuple[str, ...] = ()) -> Mapping[str, str]:
@@ -242,6 +247,7 @@ def _swapped(
         for place, (one, two) in enumerate(itertools.pairwise(program))
         if _collective(one)
         and _collective(two)
+        and one.thread == two.thread
         and (one.comm == two.comm) == same
         and (not same or one.signature != two.signature)
     ]
@@ -285,7 +291,9 @@ def _held(op: str, kinds: Mapping[str, str]) -> _Fault:
         place = rng.randrange(1, len(program) + 1) if program else 0
         if place and place < len(program) and program[place].batch:
             return None
-        program.insert(place, Act(op))
+        # An error ends a process in its main thread alone.
+        thread = program[place - 1].thread if place and op != "raise" else 0
+        program.insert(place, Act(op, thread=thread))
         return Planted("", rank, place, kinds)
 
     return plant_it

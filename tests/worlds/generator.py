@@ -72,7 +72,18 @@ class _Draft:
                         ]
             program += [act for slot in finish for act in slot.post(rank, -1)]
             programs.append(program)
+        if len(self._families) > 1 and rng.random() < 0.25:
+            self._move_to_thread(programs, streams)
         return World(self._size, self._backend, self._comms, programs, streams)
+
+    def _move_to_thread(self, programs: list[list[Act]], streams: dict[str, int]) -> None:
+        """Let a second thread make the calls on a family of communicators."""
+        labels = self._rng.choice(self._families[1:])
+        for program in programs:
+            program[:] = [replace(act, thread=1) if act.comm in labels else act for act in program]
+        if self._backend == "nccl":
+            # On one stream, healthy threads could enqueue in different orders.
+            streams.update(dict.fromkeys(labels, len(self._families)))
 
     # --- communicators ----------------------------------------------------------------------------
 

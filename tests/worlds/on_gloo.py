@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -73,33 +74,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = run(drawn.world)
         agree += found == expected
         word = "agrees" if found == expected else f"differs: gloo {found}, executor {expected}"
-        print(f"{number - 1} {drawn.name} {drawn.world.size} ranks: {word}", flush=True)
+        threads = 1 + any(act.thread for program in drawn.world.programs for act in program)
+        about = f"{drawn.name}, {drawn.world.size} ranks, {threads} threads"
+        print(f"{number - 1} {about}: {word}", flush=True)
     print(f"{agree} of {count} agree")
     return int(agree < count)
 
 
 def expected_of(world: World) -> list[int]:
-    """Return the place in its program at which each rank is stuck on paper.
+    """Return the place in its program at which each thread of each rank is stuck on paper.
 
-    It is -1 for a rank that has finished, and -2 for one that has failed.
+    It is -1 for one that has finished, and -2 for one whose process has failed.
     """
     outcome = play(world)
     places = []
-    for rank, call in enumerate(outcome.stuck().get(rank) for rank in range(world.size)):
-        if rank in outcome.finished:
-            places.append(_FINISHED)
-        elif rank in outcome.ended:
+    for rank, thread in _strands(world):
+        last = max(
+            (k for k, act in enumerate(world.programs[rank]) if act.thread == thread), default=-1
+        )
+        stuck = [
+            each.index
+            for each in outcome.posted[rank]
+            if not each.done_ns and each.act.thread == thread
+        ]
+        reached = outcome.reached[rank].get(thread, -1)
+        if rank in outcome.ended and rank not in outcome.finished:
             places.append(_ENDED)
+        elif stuck:
+            places.append(stuck[0])
+        elif reached == last and (last < 0 or world.programs[rank][last].is_call):
+            places.append(_FINISHED)
         else:
-            places.append(call.index if call else outcome.begun[rank] - 1)
+            places.append(reached)
     return places
+
+
+def _strands(world: World) -> list[tuple[int, int]]:
+    """Return rank and thread of all that act."""
+    return [(rank, thread) for rank in range(world.size) for thread in (0, 1)]
 
 
 def run(world: World) -> list[int]:
     """Run a world in processes, and return where each is stuck, as :func:`expected_of` does."""
     context = get_context("fork")
-    places = context.Array("i", [0] * world.size, lock=False)
-    moves = context.Array("i", [0] * world.size, lock=False)
+    places = context.Array("i", [0] * world.size * 2, lock=False)
+    moves = context.Array("i", [0] * world.size * 2, lock=False)
     processes: list[ForkProcess] = []
     with tempfile.TemporaryDirectory(prefix="ncclscope-worlds-") as folder:
         store = str(Path(folder, "store"))
@@ -110,13 +129,17 @@ def run(world: World) -> list[int]:
                 processes.append(process)
             _wait(moves)
             return [
-                place if process.is_alive() or place == _FINISHED else _ENDED
-                for place, process in zip(places, processes, strict=True)
+                place if processes[rank].is_alive() or _through(places, rank) else _ENDED
+                for place, (rank, _) in zip(places, _strands(world), strict=True)
             ]
         finally:
             for process in processes:
                 process.kill()
                 process.join()
+
+
+def _through(places: Any, rank: int) -> bool:
+    return list(places[2 * rank : 2 * rank + 2]) == [_FINISHED] * 2
 
 
 def _wait(moves: Any) -> None:
@@ -148,38 +171,55 @@ def _rank(world: World, rank: int, store: str, places: Any, moves: Any) -> None:
         label: dist.group.WORLD if label == "world" else dist.new_group(list(members))
         for label, members in world.comms.items()
     }
-    moves[rank] = 1
-    batch: list[tuple[int, Any]] = []
-    program = world.programs[rank]
-    for place, act in enumerate(program):
-        places[rank] = place
-        if act.op == "outside":
-            break
-        if act.op == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if act.op == "raise":
-            raise RuntimeError("loss is not finite")
-        if act.batch:
-            # Started together, then waited for.
-            batch.append((place, _transfer(world, groups, act)))
-            following = program[place + 1] if place + 1 < len(program) else None
-            if following is None or following.batch != act.batch:
-                for places[rank], work in batch:
-                    work.wait()
-                    moves[rank] += 1
-                batch = []
-            continue
-        if act.is_p2p:
-            _transfer(world, groups, act).wait()
-        else:
-            _collective(world, groups, act)
-        moves[rank] += 1
-    else:
-        places[rank] = _FINISHED
-        if not world.lingers:
-            os._exit(0)
+    threads = [
+        threading.Thread(target=_strand, args=(world, strand, groups, places, moves), daemon=True)
+        for strand in ((rank, 0), (rank, 1))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if not world.lingers and _through(places, rank):
+        os._exit(0)
     while True:
         time.sleep(3600)
+
+
+def _strand(
+    world: World, strand: tuple[int, int], groups: Mapping[str, Any], places: Any, moves: Any
+) -> None:
+    rank, thread = strand
+    mine = 2 * rank + thread
+    moves[mine] = 1
+    batch: list[tuple[int, Any]] = []
+    program = [(k, act) for k, act in enumerate(world.programs[rank]) if act.thread == thread]
+    try:
+        for number, (place, act) in enumerate(program):
+            places[mine] = place
+            if act.op == "outside":
+                return
+            if act.op == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if act.op == "raise":
+                raise RuntimeError("loss is not finite")
+            if act.batch:
+                # Started together, then waited for.
+                batch.append((place, _transfer(world, groups, act)))
+                following = program[number + 1][1] if number + 1 < len(program) else None
+                if following is None or following.batch != act.batch:
+                    for places[mine], work in batch:
+                        work.wait()
+                        moves[mine] += 1
+                    batch = []
+                continue
+            if act.is_p2p:
+                _transfer(world, groups, act).wait()
+            else:
+                _collective(world, groups, act)
+            moves[mine] += 1
+    except Exception:
+        os._exit(1)  # as an error of the main thread does, and the executor takes all for such
+    places[mine] = _FINISHED
 
 
 def _transfer(world: World, groups: Mapping[str, Any], act: Act) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope import diagnose, open_run
+from ncclscope.analysis.registry import load_analyzers
 from tests.damage.recording import MEMORY
 from tests.worlds.executor import Outcome, play
 from tests.worlds.faults import FAULTS, Planted, plant
@@ -24,6 +25,8 @@ __all__ = ["HEALTHY", "Sample", "sample", "verdict_on"]
 HEALTHY = "healthy"
 SHARE_HEALTHY = SHARE_LOSSY = 1 / 3
 _TRIES = 50
+# Looking for them anew takes a third of the time of a diagnosis.
+_ANALYZERS = load_analyzers()
 
 
 @dataclass
@@ -118,4 +121,4 @@ def verdict_on(world: World, outcome: Outcome) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ncclscope-worlds-", dir=MEMORY) as name:
         write(world, outcome, Path(name))
         with small_rings(world.loss.keeps):
-            return diagnose(open_run(name)).to_dict()
+            return diagnose(open_run(name), analyzers=_ANALYZERS).to_dict()

@@ -85,10 +85,9 @@ def _came_to_pass(world: World, planted: Planted, outcome: Outcome) -> bool:
         return True
     if planted.fault == "busy":
         return outcome.held.get(planted.rank) == "busy"
-    begun = outcome.begun[planted.rank]
-    return begun > planted.at or (
-        begun == len(world.programs[planted.rank]) and planted.rank in outcome.finished
-    )
+    if outcome.reached[planted.rank].get(planted.thread, -1) >= planted.at:
+        return True
+    return planted.rank in outcome.finished
 
 
 def _story(world: World, healthy: World, planted: Planted, outcome: Outcome) -> Story:

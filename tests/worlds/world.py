@@ -39,6 +39,7 @@ class Act:
         batch: Number of the group of calls that are started together; 0 for none.
         waits: Whether the host waits for the call on NCCL. On gloo it waits for all calls.
         round: Number of the round that it belongs to; -1 before and after the rounds.
+        thread: Number of the thread that does it; threads act independently of each other.
     """
 
     op: str
@@ -52,6 +53,7 @@ class Act:
     batch: int = 0
     waits: bool = False
     round: int = -1
+    thread: int = 0
 
     @property
     def is_call(self) -> bool:
@@ -159,8 +161,9 @@ def _alike(world: World) -> list[Sequence[int]]:
 
 
 def _text(act: Act) -> str:
+    thread = f", thread {act.thread}" if act.thread else ""
     if not act.is_call:
-        return act.op
+        return act.op + thread
     extra = "".join(
         f" {name}={value}"
         for name, value in (("redop", act.redop), ("root", act.root), ("peer", act.peer))
@@ -168,5 +171,5 @@ def _text(act: Act) -> str:
     )
     group = f" group {act.batch}" if act.batch else ""
     waits = ", host waits" if act.waits else ""
-    where = f"train.py:{act.line}, round {act.round}"
-    return f"{act.op} on {act.comm} {list(act.shape)} {act.dtype}{extra}{group} ({where}{waits})"
+    where = f"train.py:{act.line}, round {act.round}{waits}{thread}"
+    return f"{act.op} on {act.comm} {list(act.shape)} {act.dtype}{extra}{group} ({where})"

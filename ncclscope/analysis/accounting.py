@@ -44,7 +44,9 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if repair is None:
         named = {rank for one in causes for rank in one.diverging_ranks}
         kept = graph.without_victims(named)
-        return [_among(one, kept) if one in waits else one for one in findings]
+        found = [_among(one, kept) if one in waits else one for one in findings]
+        rivals = graph.cheapest()
+        return [_unless_rivals(one, rivals) if one.role == "cause" else one for one in found]
     found = [_settled(graph, one, repair) if one in waits else one for one in findings]
     named = {rank for one in found if one.role == "cause" for rank in one.diverging_ranks}
     return [*(_held_up_by(case, graph, rank) for rank in sorted(repair - named)), *found]
@@ -93,6 +95,18 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
         confidence="likely",
         inferred=(*finding.inferred, _released(graph, ranks)),
     )
+
+
+def _unless_rivals(finding: Finding, rivals: Sequence[frozenset[int]]) -> Finding:
+    """Return a finding that is not certain where other ranks account for all that waits as well."""
+    if finding.confidence != "certain" or not _is_wait(finding):
+        return finding
+    others = [ranks for ranks in rivals if not ranks.issubset(finding.diverging_ranks)]
+    if not others:
+        return finding
+    rival = ranks_text(sorted(others[0]))
+    doubt = f"a repair of {rival} instead would release all ranks that wait as well"
+    return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
 
 
 def _released(graph: WaitGraph, ranks: Sequence[int]) -> str:

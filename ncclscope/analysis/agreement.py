@@ -19,6 +19,7 @@ from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.endings import ended_by, was_interrupted
 from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.waits.passed_by import passed_by
 from ncclscope.analysis.wording import (
     call_text,
@@ -375,7 +376,24 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             f"{sentence(ranks_text(gone))} {'is' if len(gone) == 1 else 'are'} gone without a "
             f"recorded end, seconds before other ranks. {_agree(case)}",
         )
+    if waiting := _long_waits(case):
+        return Agreement("unknown", f"{waiting} {_agree(case)}")
     return Agreement("ok", _agree(case))
+
+
+def _long_waits(case: Case) -> str:
+    """Say which ranks had waited for others when the job ended, for as long as a hang lasts."""
+    graph = wait_graph(case)
+    quiet = {number: case.still_seconds(case.run.by_rank[number]) for number in graph.waits}
+    waiting = [n for n, seconds in quiet.items() if (seconds or 0.0) >= case.stall_seconds]
+    if not waiting:
+        return ""
+    missed = sorted(graph.sinks & frozenset().union(*(graph.waits[n].awaited for n in waiting)))
+    shortest = min(quiet[number] or 0.0 for number in waiting)
+    return (
+        f"{sentence(ranks_text(waiting))} had waited for {shortest:.0f} s when the processes ended"
+        f"{f', for {ranks_text(missed)}' if missed else ''}."
+    )
 
 
 def _caught(run: Run) -> str:

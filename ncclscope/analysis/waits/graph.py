@@ -60,10 +60,13 @@ def _waits_unseen(case: Case, rank: Rank) -> bool:
         for name in (INIT, COMM_INIT, STORE_WAIT)
     ):
         return True
-    last = rank.last_call(transfers=True)
-    if last is None or last.op not in P2P_OPS or last.state is State.COMPLETED:
-        return False
-    return "nccl" not in case.run.communicators[last.comm].backend
+    last = rank.last_call()
+    return any(
+        call.state is not State.COMPLETED and (last is None or last.position < call.position)
+        for key, calls in rank.p2p.items()
+        if "nccl" not in case.run.communicators[key].backend
+        for call in calls[-PENDING:]
+    )
 
 
 def _put_first(heads: dict[int, Call], number: int, call: Call) -> bool:

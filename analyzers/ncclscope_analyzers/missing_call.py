@@ -117,9 +117,9 @@ def _left_out(case: Case, difference: Difference) -> str:
 
 def _which(difference: Difference) -> str:
     """Say that the place of the calls left out is not known, where those before are equal."""
-    if difference.range is None or difference.rounds is None:
+    if difference.seqs is None or difference.rounds is None:
         return ""
-    first, last = difference.range
+    first, last = difference.seqs
     return (
         f" Calls {first} to {last} are {plural(difference.rounds.rounds, 'equal round')}: which of "
         f"them it left out, the records do not show."

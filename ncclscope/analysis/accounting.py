@@ -36,10 +36,18 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     causes = [one for one in findings if one.role == "cause"]
-    waits = [one for one in causes if _is_wait(one)]
-    if not waits or any(one.comm is None for one in causes):
+    if not causes or any(one.comm is None for one in causes):
         return list(findings)
     graph = wait_graph(case)
+    found = _accounted(case, graph, findings)
+    return [_proved(graph, one, found) if one.role == "cause" else one for one in found]
+
+
+def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    causes = [one for one in findings if one.role == "cause"]
+    waits = [one for one in causes if _is_wait(one)]
+    if not waits:
+        return list(findings)
     repair = _only_repair(case, graph)
     if repair is None:
         named = {rank for one in causes for rank in one.diverging_ranks}
@@ -107,6 +115,29 @@ def _unless_rivals(finding: Finding, rivals: Sequence[frozenset[int]]) -> Findin
     rival = ranks_text(sorted(others[0]))
     doubt = f"a repair of {rival} instead would release all ranks that wait as well"
     return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+
+
+def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Finding:
+    """Return a cause with the count of waiting ranks that a repair of all causes releases."""
+    causes = [one for one in found if one.role == "cause"]
+    ranks = {rank for one in causes for rank in one.diverging_ranks}
+    if not graph.waits or not ranks:
+        return finding
+    rival = graph.nearest(ranks)
+    of = len(graph.waits)
+    against = []
+    if rival is not None and rival[1] < of:
+        against.append(f"releases {rival[1]} of {of} waiting ranks")
+    if rival is not None and not graph.abnormal <= {rival[0]}:
+        against.append(f"leaves the end of {ranks_text(sorted(graph.abnormal))} unexplained")
+    proof = {
+        "repair": {"kind": finding.kind, "ranks": sorted(ranks)},
+        "releases": len(graph.released(ranks)),
+        "of": of,
+        "rival": None if rival is None else {"ranks": [rival[0]], "releases": rival[1]},
+        "rival_against": against,
+    }
+    return replace(finding, proof=proof)
 
 
 def _released(graph: WaitGraph, ranks: Sequence[int]) -> str:

@@ -178,7 +178,8 @@ def from_difference(
         summary=summary,
         comm=difference.comm,
         seq=difference.seq,
-        range=difference.range,
+        seqs=difference.seqs,
+        round=_round(case, difference),
         diverging_ranks=difference.odd,
         candidate_ranks=() if decided else difference.peers,
         odd=difference.odd_call,
@@ -192,6 +193,18 @@ def from_difference(
         aligned=tuple((_recorded(peer), _recorded(odd)) for peer, odd in difference.aligned),
         survived=difference.survived,
     )
+
+
+def _round(case: Case, difference: Difference) -> tuple[Call, ...]:
+    """Return the peers' calls of the round that the diverging ranks left out."""
+    if difference.rounds is None or not difference.skipped:
+        return ()
+    log = max(
+        (case.logs(difference.comm.key)[number] for number in difference.peers),
+        key=lambda log: log.calls,
+    )
+    stop = min(difference.seq + difference.rounds.calls, log.calls + 1)
+    return tuple(log.span(difference.seq, stop))
 
 
 def _agreement_before(difference: Difference) -> str:

@@ -157,6 +157,17 @@ class WaitGraph:
                 return found
         return []
 
+    def nearest(self, ranks: Collection[int]) -> tuple[int, int] | None:
+        """Return the one other rank whose repair releases the most, and how many it releases.
+
+        Args:
+            ranks: The ranks that it is to be no one of.
+        """
+        others = [rank for rank in self._candidates(1) if rank not in ranks]
+        counts = [(len(self.released({rank})), rank) for rank in others]
+        most, rank = max(counts, key=lambda one: (one[0], -one[1]), default=(0, -1))
+        return None if rank < 0 else (rank, most)
+
     def _with_alike(self, ranks: frozenset[int]) -> Iterator[frozenset[int]]:
         """Yield a set of ranks, and one with another rank that the graph cannot tell from them."""
         yield ranks

@@ -30,8 +30,10 @@ class Finding:
         evidence: Facts read off the records.
         inferred: Conclusions that follow from the records but are not recorded.
         extent: Number of calls concerned, such as the 17 of a swap; 0 where that has no meaning.
-        range: First and last number of the equal calls among which those concerned are; None where
+        seqs: First and last number of the equal calls among which those concerned are; None where
             their place is known.
+        round: The calls of the round that was left out; empty without one.
+        proof: What releases all that waits, in a form for JSON; None where no wait graph is known.
         aligned: Pairs of a peer's and the diverging rank's calls around the first difference,
             with None where a call has no counterpart.
         accounts_for: Calls on other communicators, as key and number, that the finding also
@@ -59,7 +61,8 @@ class Finding:
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     extent: int = 0
-    range: tuple[int, int] | None = None
+    seqs: tuple[int, int] | None = None
+    round: tuple[Call, ...] = ()
     aligned: tuple[tuple[Call | None, Call | None], ...] = ()
     accounts_for: tuple[tuple[str, int], ...] = ()
     survived: int = 0
@@ -68,6 +71,7 @@ class Finding:
     awaited: str = ""
     hangs: bool | None = None
     transfer: Mapping[str, Any] | None = None
+    proof: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the JSON verdict."""
@@ -87,6 +91,9 @@ class Finding:
             "confidence": self.confidence,
             "evidence": list(self.evidence),
             "inferred": list(self.inferred),
-            **({} if self.range is None else {"range": list(self.range)}),
+            "seqs": None if self.seqs is None else list(self.seqs),
+            "round": [{"op": one.op, "site": one.user_site or one.site} for one in self.round]
+            or None,
+            "proof": None if self.proof is None else dict(self.proof),
             **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
         }

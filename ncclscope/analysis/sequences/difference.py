@@ -123,7 +123,7 @@ class Difference:
         return f"{odd.site}", f"{peer.site}"
 
     @property
-    def range(self) -> tuple[int, int] | None:
+    def seqs(self) -> tuple[int, int] | None:
         """First and last number of the equal calls of which some were left out."""
         if self.rounds is None or self.rounds.rounds < 2 or not self.skipped:
             return None

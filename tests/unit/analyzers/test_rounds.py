@@ -44,11 +44,11 @@ def test_a_round_left_out_shows_at_the_barrier_after_the_loop(cluster_of: Cluste
     found = cause(cluster)
 
     assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
-    assert (found.seq, found.extent, found.range) == (11, 2, (1, 12))
+    assert (found.seq, found.extent, found.seqs) == (11, 2, (1, 12))
     assert found.confidence == "likely"
     assert "left out one round of 2 calls" in found.summary
     assert "6 equal rounds" in found.summary
-    assert found.to_dict()["range"] == [1, 12]
+    assert found.to_dict()["seqs"] == [1, 12]
 
 
 def test_the_rest_of_a_round_is_left_out_by_a_break(cluster_of: ClusterOf) -> None:
@@ -62,7 +62,7 @@ def test_the_rest_of_a_round_is_left_out_by_a_break(cluster_of: ClusterOf) -> No
     found = cause(cluster)
 
     assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
-    assert (found.seq, found.extent, found.range) == (12, 1, None)
+    assert (found.seq, found.extent, found.seqs) == (12, 1, None)
 
 
 def test_a_round_within_a_round_left_out_shows_at_the_end_of_the_outer_one(
@@ -87,7 +87,7 @@ def test_a_round_within_a_round_left_out_shows_at_the_end_of_the_outer_one(
     found = cause(cluster)
 
     assert (found.kind, found.diverging_ranks) == ("missing_call", (2,))
-    assert (found.seq, found.extent, found.range) == (19, 2, (15, 20))
+    assert (found.seq, found.extent, found.seqs) == (19, 2, (15, 20))
 
 
 def test_another_branch_of_the_loop_is_no_round_left_out(cluster_of: ClusterOf) -> None:
@@ -114,7 +114,7 @@ def test_equal_calls_before_a_skip_leave_open_which_was_skipped(cluster_of: Clus
     found = cause(cluster)
 
     assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
-    assert (found.seq, found.range) == (7, (1, 7))
+    assert (found.seq, found.seqs) == (7, (1, 7))
     assert "Calls 1 to 7 are 7 equal rounds" in found.summary
 
 

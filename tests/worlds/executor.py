@@ -325,7 +325,9 @@ class Execution:
                 if any(self._overruns(rank, posted, *partner) for partner in partners):
                     failed[rank] = "kill"
                 elif any(
-                    each in gone and not self._has_served(rank, posted, each, call)
+                    each in gone
+                    and not self._has_served(rank, posted, each, call)
+                    and self._notices(rank, posted, each)
                     for each, call in partners
                 ):
                     failed[rank] = "lost"
@@ -333,6 +335,18 @@ class Execution:
             self._ended[rank] = how, self._clock
             self._pending[rank].clear()
         return bool(failed)
+
+    def _notices(self, rank: int, posted: Posted, other: int) -> bool:
+        """Return whether gloo fails a call because a process that it needs is gone.
+
+        A reduction first waits for what it receives. It learns only then that it cannot send,
+        unless the process was gone when it began.
+        """
+        members = self._world.comms[posted.act.comm]
+        source = members[(members.index(rank) + 1) % len(members)]
+        if _kind(posted.act) != "all_reduce" or other == source:
+            return True
+        return self._ended[other][1] < posted.time_ns
 
     def _has_served(self, rank: int, posted: Posted, other: int, call: Posted | None) -> bool:
         """Return whether a process that is gone did its part of a call of gloo before."""

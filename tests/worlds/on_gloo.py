@@ -7,6 +7,7 @@ which each rank is stuck is compared with the executor's.
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import os
 import random
@@ -53,6 +54,7 @@ FAULTS = (
 )
 STILL_SECONDS = 3.0
 MOST_SECONDS = 60.0
+_ORDERS = 20
 _FINISHED, _ENDED = -1, -2
 _TIMEOUT = timedelta(minutes=10)
 
@@ -72,10 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         worlds = random_jobs(options.seed, options.first, options.fault)
     agree = 0
     for name, world in itertools.islice(worlds, options.count):
-        expected = expected_of(world)
+        expected = all_expected_of(world)
         found = run(world)
-        agree += found == expected
-        word = "agrees" if found == expected else f"differs: gloo {found}, executor {expected}"
+        agree += found in expected
+        word = "agrees" if found in expected else f"differs: gloo {found}, executor {expected}"
         print(f"{name}: {word}", flush=True)
     print(f"{agree} of {options.count} agree")
     return int(agree < options.count)
@@ -99,6 +101,21 @@ def small_jobs(seed: int) -> Iterator[tuple[str, World]]:
     for job in found:
         if not job.absent:
             yield job.name, job.world
+
+
+def all_expected_of(world: World) -> list[list[int]]:
+    """Return how a world ends on paper in some orders in which its ranks may act.
+
+    Where a process ends, it matters whether others have begun the calls that need it.
+    """
+    found: list[list[int]] = []
+    for number in range(_ORDERS):
+        ordered = copy.copy(world)
+        ordered.seed = str(number)
+        places = expected_of(ordered)
+        if places not in found:
+            found.append(places)
+    return found
 
 
 def expected_of(world: World) -> list[int]:

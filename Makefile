@@ -92,7 +92,7 @@ damage: $(VENV)/.core ## Damage the rings of ten jobs, bit by bit, and judge eac
 	$(VENV)/bin/python -m tests.damage $(ARGS)
 
 .PHONY: worlds
-worlds: $(VENV)/.core ## Diagnose random small jobs with planted faults, and count right verdicts (ARGS: --count, --seed, --fault, --show, --json, --jobs)
+worlds: $(VENV)/.core ## Diagnose random small jobs with planted faults, and count right verdicts (ARGS: --count, --seed, --fault, --show, --json, --jobs, --exhaustive, --case)
 	$(VENV)/bin/python -m tests.worlds $(ARGS)
 
 .PHONY: soak

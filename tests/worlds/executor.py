@@ -325,7 +325,9 @@ class Execution:
                 if any(self._overruns(rank, posted, *partner) for partner in partners):
                     failed[rank] = "kill"
                 elif any(
-                    each in gone and not self._has_served(rank, posted, each, call)
+                    each in gone
+                    and not self._has_served(rank, posted, each, call)
+                    and self._notices(rank, posted, each)
                     for each, call in partners
                 ):
                     failed[rank] = "lost"
@@ -334,25 +336,38 @@ class Execution:
             self._pending[rank].clear()
         return bool(failed)
 
+    def _notices(self, rank: int, posted: Posted, other: int) -> bool:
+        """Return whether gloo fails a call because a process that it needs is gone.
+
+        A reduction first waits for what it receives. It learns only then that it cannot send,
+        unless the process was gone when it began.
+        """
+        members = self._world.comms[posted.act.comm]
+        source = members[(members.index(rank) + 1) % len(members)]
+        if _kind(posted.act) != "all_reduce" or other == source:
+            return True
+        return self._ended[other][1] < posted.time_ns
+
     def _has_served(self, rank: int, posted: Posted, other: int, call: Posted | None) -> bool:
         """Return whether a process that is gone did its part of a call of gloo before."""
-        if call is None or not call.done_ns:
+        if call is None:
             return False
-        return self._goes_through(rank, posted, other, call)
+        if posted.act.op in ("send", "broadcast") and self._overruns(other, call, rank, posted):
+            return True  # it has received, and ended of that
+        return bool(call.done_ns) and self._goes_through(rank, posted, other, call)
 
     def _goes_through(self, rank: int, posted: Posted, other: int, call: Posted) -> bool:
         """Return whether gloo's calls of two ranks exchange what each expects of the other."""
         act, theirs = posted.act, call.act
         if act.is_p2p:
-            return not self._overruns(rank, posted, other, call) and not self._overruns(
-                other, call, rank, posted
-            )
+            return not self._overruns(rank, posted, other, call)
         if act.op != "broadcast":
             return _kind(act) == _kind(theirs) and _bytes(act) == _bytes(theirs)
         if theirs.op != "broadcast":
             return False
-        # Whether the ranks further up pass the data on is checked by `_receives`.
-        return self._sender(other, call) != rank or self._sends(rank, posted, other, call)
+        # Whether the ranks further up pass the data on is checked by `_receives`. Data that is too
+        # much for the receiver has been sent all the same.
+        return self._sender(other, call) != rank or self._is_child(rank, posted, other)
 
     def _sender(self, rank: int, posted: Posted) -> int | None:
         """Return from whom a rank receives in gloo's broadcast, by its own root."""
@@ -362,10 +377,13 @@ class Execution:
 
     def _sends(self, rank: int, posted: Posted, other: int, call: Posted) -> bool:
         """Return whether a rank sends to another one in gloo's broadcast what that one expects."""
+        return self._is_child(rank, posted, other) and _bytes(posted.act) <= _bytes(call.act)
+
+    def _is_child(self, rank: int, posted: Posted, other: int) -> bool:
+        """Return whether a rank sends to another one in gloo's broadcast, by its own root."""
         members = self._world.comms[posted.act.comm]
         parent = _parent(members.index(other), posted.act.root or 0, len(members))
-        sends = parent is not None and members[parent] == rank
-        return sends and _bytes(posted.act) <= _bytes(call.act)
+        return parent is not None and members[parent] == rank
 
     def _receives(self, rank: int, posted: Posted) -> bool:
         """Return whether a broadcast's data comes to a rank, and goes on to those it sends to."""

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tests.worlds.world import COLLECTIVES, Act, World
 
@@ -181,8 +182,13 @@ def _other_op(world: World, rng: random.Random, rank: int, program: list[Act]) -
     return _replaced(world, rank, program, place, other, "op_mismatch")
 
 
+def _has_size(backend: str, act: Act) -> bool:
+    # Who fails in gloo's all_to_all with other sizes depends on which data comes first.
+    return bool(act.shape) and (backend == "nccl" or act.op != "all_to_all")
+
+
 def _other_size(world: World, rng: random.Random, rank: int, program: list[Act]) -> Planted | None:
-    place = _any_call(rng, program, lambda act: bool(act.shape))
+    place = _any_call(rng, program, partial(_has_size, world.backend))
     if place is None:
         return None
     act = program[place]
@@ -192,7 +198,7 @@ def _other_size(world: World, rng: random.Random, rank: int, program: list[Act])
 
 
 def _other_dtype(world: World, rng: random.Random, rank: int, program: list[Act]) -> Planted | None:
-    place = _any_call(rng, program, lambda act: bool(act.shape))
+    place = _any_call(rng, program, partial(_has_size, world.backend))
     if place is None:
         return None
     act = program[place]

@@ -1,0 +1,96 @@
+"""Verdicts on random small jobs, and on all of the smallest ones: no more bad ones than today."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+COUNT = 1250
+# Ceilings only go down: whoever mends a verdict lowers them to what is reached then.
+RANDOM: Mapping[int, Mapping[str, int]] = {
+    1: {
+        "other story": 60,
+        "wrong": 12,
+        "certain and wrong": 5,
+        "ok and hung": 13,
+        "false alarm": 5,
+    },
+    2: {
+        "other story": 45,
+        "wrong": 8,
+        "certain and wrong": 6,
+        "ok and hung": 12,
+        "false alarm": 1,
+    },
+}
+ENDED: Mapping[str, int] = {
+    "other story": 2,
+    "certain, with a rival": 2,
+    "certain, other story": 1,
+    "certain and wrong": 18,
+    "ok and hung": 9,
+}
+RUNNING: Mapping[str, int] = {
+    "other story": 1,
+    "certain, other story": 1,
+    "certain and wrong": 3,
+}
+NOT_BAD = ("right", "fair", "unknown")
+SMALL = {
+    "end": (("--calls", "3", "--part", "3/20"), ENDED),
+    "run": (("--moments", "--calls", "2", "--part", "3/16"), RUNNING),
+}
+
+
+def results(file: Path, *options: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.worlds", "--jobs", "2", "--json", str(file), *options]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    found: list[dict[str, Any]] = json.loads(file.read_text())
+    return found
+
+
+def over(found: list[dict[str, Any]], ceilings: Mapping[str, int]) -> dict[str, list[Any]]:
+    """Return the cases of each bad word of which there are more than its ceiling."""
+    counts = Counter(each["word"] for each in found if each["word"] not in NOT_BAD)
+    return {
+        word: [each.get("case", each.get("world")) for each in found if each["word"] == word][:20]
+        for word, count in counts.items()
+        if count > ceilings.get(word, 0)
+    }
+
+
+@pytest.mark.parametrize("seed", RANDOM)
+def test_random_jobs_get_no_more_bad_verdicts(seed: int, tmp_path: Path) -> None:
+    found = results(tmp_path / "random.json", "--count", str(COUNT), "--seed", str(seed))
+
+    assert len(found) == COUNT
+    assert over(found, RANDOM[seed]) == {}
+
+
+@pytest.mark.parametrize("state", SMALL)
+def test_small_jobs_get_no_more_bad_verdicts(state: str, tmp_path: Path) -> None:
+    options, ceilings = SMALL[state]
+
+    found = results(tmp_path / "small.json", "--exhaustive", *options)
+
+    assert len(found) > 300
+    assert over(found, ceilings) == {}
+
+
+@pytest.mark.parametrize("kind", [(), ("--small",)], ids=["random", "small"])
+def test_executor_agrees_with_gloo(kind: tuple[str, ...]) -> None:
+    """Ten programs get stuck in the same calls on paper and as real processes."""
+    command = [sys.executable, "-m", "tests.worlds.on_gloo", "--count", "10", *kind]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stdout

@@ -144,7 +144,7 @@ def from_difference(
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
-    elif inferred or not difference.certain:
+    elif inferred or not difference.certain or difference.has_few_after:
         confidence = "likely"
     role = "cause"
     if difference.survived:

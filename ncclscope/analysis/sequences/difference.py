@@ -103,6 +103,14 @@ class Difference:
         return self.first.inserted == 0 < self.first.deleted
 
     @property
+    def has_few_after(self) -> bool:
+        """Whether calls after the skip show no more than that it is one, and not an extra call.
+
+        Who posts one call in place of skipping two has come to their next one as well.
+        """
+        return self.skipped and self.first.matched <= self.first.deleted and not self.item
+
+    @property
     def inserted(self) -> bool:
         """Whether the diverging ranks posted a call that the others do not have."""
         return self.first.deleted == 0 < self.first.inserted

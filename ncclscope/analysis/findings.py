@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.habit import PAST, habit_of
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -56,6 +57,30 @@ def subject(case: Case, difference: Difference) -> str:
 def subject_of(case: Case, ranks: Sequence[int]) -> str:
     """Return ranks as the beginning of a sentence, a single one with its host and process."""
     return sentence(rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks))
+
+
+def _may_be_elsewhere(case: Case, difference: Difference) -> bool:
+    """Return whether a call in place of another may be a later, or an earlier, one of a loop.
+
+    As long as the ranks wait in it, a call of the loop does not show which round it belongs to.
+    Sizes show it only where the line had one size before.
+    """
+    odd, peer = difference.odd_call, difference.peer_call
+    if not difference.replaced or difference.first.matched or difference.order:
+        return False
+    if None in (odd.site, peer.site):
+        return False
+    log = case.logs(difference.comm.key)[difference.peers[0]]
+    past = log.span(max(log.first, difference.seq - PAST), difference.seq)
+    own = [one for one in past if _at(one) == _at(odd)]
+    if _at(odd) == _at(peer):
+        return len({one.signature for one in own}) > 1
+    return bool(own)
+
+
+def _at(call: Call) -> tuple[object, ...]:
+    """Return by what calls of one place in the program are known, whatever their sizes."""
+    return habit_of(call), call.site, call.user_site
 
 
 def _follows_equal_calls(case: Case, difference: Difference) -> bool:
@@ -137,6 +162,12 @@ def from_difference(
             f"{ranks_text(difference.odd)} may have posted another number of the equal calls "
             f"before #{difference.seq}, and be elsewhere in the program since then"
         )
+    elsewhere = decided and _may_be_elsewhere(case, difference)
+    if elsewhere:
+        thoughts.append(
+            f"{ranks_text(difference.odd)} may have come to another round of the loop: such calls "
+            f"were posted before"
+        )
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:
@@ -144,7 +175,7 @@ def from_difference(
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
-    elif inferred or not difference.certain or difference.has_few_after:
+    elif inferred or not difference.certain or difference.has_few_after or elsewhere:
         confidence = "likely"
     role = "cause"
     if difference.survived:

@@ -53,7 +53,8 @@ def _with_one_diverging(
     cluster.history()
     for rank in cluster.everybody:
         parameters = {**common, **odd} if rank == diverging else dict(common)
-        cluster.post([rank], "tp:0", parameters.pop("op", op), done=False, **parameters)
+        op_of, site = parameters.pop("op", op), "train.py:41 step"
+        cluster.post([rank], "tp:0", op_of, site=site, done=False, **parameters)
     return cluster.verdict(quiet=quiet)
 
 

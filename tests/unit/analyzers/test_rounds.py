@@ -176,3 +176,38 @@ def test_a_call_with_uneven_parts_at_the_same_line_leaves_no_round_out(
     found = cause(cluster)
 
     assert (found.kind, found.diverging_ranks) == ("split_mismatch", (1,))
+
+
+@pytest.mark.parametrize(("varies", "confidence"), [(False, "certain"), (True, "likely")])
+def test_a_size_at_a_line_of_many_sizes_may_be_another_round(
+    cluster_of: ClusterOf, varies: bool, confidence: str
+) -> None:
+    cluster = cluster_of(4)
+    for number in range(5):
+        size = (10 + number * varies, 2)
+        cluster.post([0, 1, 2, 3], "world", "all_gather", shape=size, site=LOOP)
+    for ranks, rows in (([0, 1, 3], 54), ([2], 99)):
+        cluster.post(ranks, "world", "all_gather", shape=(rows, 2), site=LOOP, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("size_mismatch", (2,))
+    assert found.confidence == confidence
+
+
+@pytest.mark.parametrize(("more", "confidence"), [(1, "likely"), (3, "certain")])
+def test_a_skip_is_certain_once_more_calls_follow_than_it_left_out(
+    cluster_of: ClusterOf, more: int, confidence: str
+) -> None:
+    """One call that is the peers' next but one may be an extra call as well."""
+    cluster = cluster_of(4)
+    cluster.history("world", backend="nccl")
+    after = {"site": AFTER, "done": False, "backend": "nccl"}
+    cluster.post([0, 1, 3], "world", shape=(7, 7), **after)
+    for rows in range(more):
+        cluster.post([0, 1, 2, 3], "world", shape=(rows + 1, 3), **after)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks, found.seq) == ("missing_call", (2,), 6)
+    assert found.confidence == confidence

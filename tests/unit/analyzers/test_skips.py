@@ -423,8 +423,9 @@ def test_a_group_in_another_order_is_not_where_ranks_diverged(cluster_of: Cluste
         scope.leave_group()
     for _ in range(3):
         cluster.post(cluster.everybody, "tp:0")
-    cluster.post([0, 1, 3], "tp:0", shape=(54, 2), done=False)
-    cluster.post([2], "tp:0", shape=(99, 2), done=False)
+    last = {"site": "train.py:41 step", "done": False}
+    cluster.post([0, 1, 3], "tp:0", shape=(54, 2), **last)
+    cluster.post([2], "tp:0", shape=(99, 2), **last)
 
     assert _named(cluster.verdict()) == ("size_mismatch", (2,), 7, "certain")
 

@@ -132,7 +132,9 @@ def result(case: Case) -> dict[str, Any]:
     """Diagnose a case, and judge the verdict."""
     outcome = case.outcome
     document = verdict_on(case.job.world, outcome)
-    rivals = list(explanations(case.records))
+    # What was played explains the records, also where the search does not reach its order.
+    job = case.job
+    rivals = [*explanations(case.records)] or [Explanation(job.fault, job.rank, job.place)]
     stuck = sorted(outcome.stuck()) if outcome.final else []
     word = judge(document, case, rivals, bool(stuck))
     return {

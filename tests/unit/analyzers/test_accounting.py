@@ -1,0 +1,97 @@
+"""Causes account for all that waits: victims follow from them, rivals limit their confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ncclscope.analysis.verdict import diagnose
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+
+def transfer(cluster: Cluster, sender: int, receiver: int, *, halves: str = "sr") -> None:
+    done = halves == "sr"
+    if "s" in halves:
+        cluster.post([sender], "world", "send", peer=receiver, done=done)
+    if "r" in halves:
+        cluster.post([receiver], "world", "recv", peer=sender, done=done)
+
+
+def test_who_waits_in_a_transfer_is_a_victim_of_the_rank_at_its_other_end(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 2 was named, which sends to the stopped rank 3 while ranks 0 and 1 wait for it."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    for _ in range(3):
+        transfer(cluster, 2, 3)
+    transfer(cluster, 2, 3, halves="s")
+    cluster.post([0, 1], "world", done=False)
+    run = cluster.run(quiet={0: 600.0, 1: 600.0, 2: 600.0, 3: 0.0})
+
+    causes = [one for one in diagnose(run).findings if one.role == "cause"]
+
+    assert [one.diverging_ranks for one in causes] == [(3,)]
+
+
+def test_a_rank_that_lost_its_connection_is_no_second_dead_rank(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    cluster.history("world")
+    for _ in range(2):
+        transfer(cluster, 2, 1)
+    transfer(cluster, 2, 1, halves="r")
+    cluster.post([0], "world", done=False)
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.9]:4242"
+    for rank, error in ((0, lost), (1, lost), (2, "RuntimeError: loss is not finite")):
+        cluster.tracers[rank].describe(ended_with=error)
+        cluster.tracers[rank].close()
+
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+
+    assert [one.diverging_ranks for one in causes] == [(2,)]
+
+
+def test_in_a_cycle_of_two_calls_nobody_is_named_with_certainty(cluster_of: ClusterOf) -> None:
+    """Rank 1 may have posted an extra call on the pair, or rank 0 have left it out."""
+    cluster = cluster_of(2)
+    cluster.history("world")
+    cluster.history("tp:0")
+    cluster.post([0], "world", done=False)
+    cluster.post([1], "tp:0", "all_gather", shape=(3, 3), done=False)
+
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+
+    assert causes
+    assert "certain" not in {one.confidence for one in causes}
+
+
+def test_ranks_that_waited_until_the_job_was_killed_are_no_ok(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for ranks in (*[[0, 1, 2, 3]] * 16, *[[1, 2, 3]] * 3, [2, 3]):
+        cluster.post(ranks, "world", done=False, backend="nccl")
+    run = cluster.run(quiet={0: 0.0, 1: 0.0, 2: 600.0, 3: 600.0})
+
+    assert diagnose(run).status not in ("ok", "incomplete")
+
+
+@pytest.mark.parametrize("absent", [[2], [2, 3]])
+def test_the_proof_counts_what_a_repair_releases(cluster_of: ClusterOf, absent: list[int]) -> None:
+    cluster = cluster_of(6)
+    cluster.history("world")
+    waiting = [rank for rank in range(6) if rank not in absent]
+    cluster.post(waiting, "world", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert cause.diverging_ranks == tuple(absent)
+    proof = cause.to_dict()["proof"]
+    assert proof["repair"] == {"kind": "not_joined", "ranks": absent}
+    assert proof["releases"] == proof["of"] == len(waiting)
+    assert proof["rival"]["releases"] < proof["of"]
+    assert proof["rival_against"] == [
+        f"releases {proof['rival']['releases']} of {len(waiting)} waiting ranks"
+    ]

@@ -1,0 +1,68 @@
+"""The wait graph: what a repair of some ranks releases, and which sets of ranks explain a hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclscope.engine.graph import Unfit, Wait, WaitGraph
+from ncclscope.model import Call
+
+
+def wait(rank: int, *awaited: int, comm: str = "world", seq: int = 7) -> Wait:
+    call = Call("all_reduce", comm, seq, position=seq)
+    return Wait(rank, call, frozenset(awaited))
+
+
+def test_a_chain_is_released_by_the_rank_at_its_end() -> None:
+    """Rank 0 waits in a collective for rank 1, which waits in a transfer for rank 2."""
+    graph = WaitGraph([wait(0, 1), wait(1, 2, comm="pp")])
+
+    assert graph.sinks == {2}
+    assert graph.released(()) == frozenset()
+    assert graph.released({2}) == {0, 1}
+    assert sorted(map(sorted, graph.cheapest())) == [[1], [2]]
+    assert graph.without_victims({1, 2}) == {2}
+
+
+def test_who_waits_for_all_others_is_released_only_if_all_come() -> None:
+    graph = WaitGraph([wait(0, 2, 3), wait(1, 2, 3)])
+
+    assert graph.released({2}) == frozenset()
+    assert frozenset({2, 3}) in graph.cheapest()
+    assert graph.without_victims({2, 3}) == {2, 3}
+
+
+def test_a_cycle_has_as_many_repairs_as_ranks() -> None:
+    graph = WaitGraph([wait(0, 1, comm="a"), wait(1, 0, comm="b")])
+
+    assert graph.sinks == frozenset()
+    assert sorted(map(sorted, graph.cheapest())) == [[0], [1]]
+
+
+def test_a_call_of_two_kinds_completes_without_the_fewer() -> None:
+    graph = WaitGraph([wait(rank) for rank in range(4)], [Unfit("world", 7, ((0, 1, 3), (2,)))])
+
+    assert graph.cheapest() == [frozenset({2})]
+    assert graph.released({0}) == {0}
+
+
+@pytest.mark.parametrize("abnormal", [(), (3,)])
+def test_a_recorded_end_has_to_be_in_the_repair(abnormal: tuple[int, ...]) -> None:
+    graph = WaitGraph([wait(0, 3)], abnormal=abnormal)
+
+    assert [frozenset({3})] == [one for one in graph.cheapest() if 3 in one]
+    assert (frozenset({0}) in graph.cheapest()) is not bool(abnormal)
+
+
+def test_nothing_follows_where_only_ranks_without_a_record_are_missing() -> None:
+    assert WaitGraph([wait(0, 3), wait(1, 3)], unseen=[3]).cheapest() == []
+
+
+def test_nothing_follows_past_a_rank_that_waits_for_something_unknown() -> None:
+    assert WaitGraph([wait(0, 3), wait(1, 3)], obscure=[3]).cheapest() == []
+
+
+def test_the_nearest_rival_is_the_rank_that_releases_the_most() -> None:
+    graph = WaitGraph([wait(0, 1), wait(1, 4, comm="pp"), wait(2, 3, comm="dp")], abnormal=[3])
+
+    assert graph.nearest({3}) == (1, 2)

@@ -53,8 +53,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
         named = {rank for one in causes for rank in one.diverging_ranks}
         kept = graph.without_victims(named)
         found = [_among(one, kept) if one in waits else one for one in findings]
-        rivals = graph.cheapest()
-        return [_unless_rivals(one, rivals) if one.role == "cause" else one for one in found]
+        return [_unless_rivals(graph, one) if one.role == "cause" else one for one in found]
     found = [_settled(graph, one, repair) if one in waits else one for one in findings]
     named = {rank for one in found if one.role == "cause" for rank in one.diverging_ranks}
     return [*(_held_up_by(case, graph, rank) for rank in sorted(repair - named)), *found]
@@ -105,11 +104,17 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
     )
 
 
-def _unless_rivals(finding: Finding, rivals: Sequence[frozenset[int]]) -> Finding:
-    """Return a finding that is not certain where other ranks account for all that waits as well."""
+def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding that is not certain where other ranks account for all that waits as well.
+
+    Nor where the rank itself waits, and it is not known for whom.
+    """
     if finding.confidence != "certain" or not _is_wait(finding):
         return finding
-    others = [ranks for ranks in rivals if not ranks.issubset(finding.diverging_ranks)]
+    if held := graph.obscure.intersection(finding.diverging_ranks):
+        doubt = f"{ranks_text(sorted(held))} {verb([*held], 'wait')} for something that is not seen"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    others = [one for one in graph.cheapest() if not one.issubset(finding.diverging_ranks)]
     if not others:
         return finding
     rival = ranks_text(sorted(others[0]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.completion import PENDING
-from ncclscope.analysis.waits.endings import failed
+from ncclscope.analysis.waits.endings import ended_by_peers, failed
 from ncclscope.analysis.waits.transfers import Pair, pairs
 from ncclscope.analysis.waits.waits import members_of
 from ncclscope.engine.graph import Unfit, Wait, WaitGraph
@@ -54,7 +54,12 @@ def wait_graph(case: Case) -> WaitGraph:
 
 
 def _waits_unseen(case: Case, rank: Rank) -> bool:
-    """Return whether a rank waits for something that is no call, or for a call of any rank."""
+    """Return whether a rank waits for something that is no call, or for a call of any rank.
+
+    One that lost a connection had waited for a peer.
+    """
+    if ended_by_peers(rank):
+        return True
     if any(
         (activity := rank.activities.get(name)) is not None and activity.until_ns is None
         for name in (INIT, COMM_INIT, STORE_WAIT)

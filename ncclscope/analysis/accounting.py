@@ -36,7 +36,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     causes = [one for one in findings if one.role == "cause"]
-    if not causes or any(one.comm is None for one in causes):
+    if not any(map(_is_wait, causes)) or any(one.comm is None for one in causes):
         return list(findings)
     graph = wait_graph(case)
     found = _accounted(case, graph, findings)
@@ -46,8 +46,6 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     causes = [one for one in findings if one.role == "cause"]
     waits = [one for one in causes if _is_wait(one)]
-    if not waits:
-        return list(findings)
     repair = _only_repair(case, graph)
     if repair is None:
         named = {rank for one in causes for rank in one.diverging_ranks}

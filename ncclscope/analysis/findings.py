@@ -70,7 +70,9 @@ def _may_be_elsewhere(case: Case, difference: Difference) -> bool:
         return False
     if None in (odd.site, peer.site):
         return False
-    log = case.logs(difference.comm.key)[difference.peers[0]]
+    log = case.logs(difference.comm.key).get(difference.peers[0])
+    if log is None:
+        return False
     past = log.span(max(log.first, difference.seq - PAST), difference.seq)
     own = [one for one in past if _at(one) == _at(odd)]
     if _at(odd) == _at(peer):
@@ -230,10 +232,11 @@ def _round(case: Case, difference: Difference) -> tuple[Call, ...]:
     """Return the peers' calls of the round that the diverging ranks left out."""
     if difference.rounds is None or not difference.skipped:
         return ()
-    log = max(
-        (case.logs(difference.comm.key)[number] for number in difference.peers),
-        key=lambda log: log.calls,
-    )
+    logs = case.logs(difference.comm.key)
+    known = [logs[number] for number in difference.peers if number in logs]
+    log = max(known, key=lambda log: log.calls, default=None)
+    if log is None:
+        return ()
     stop = min(difference.seq + difference.rounds.calls, log.calls + 1)
     return tuple(log.span(difference.seq, stop))
 

@@ -20,15 +20,15 @@ COUNT = 1250
 RANDOM: Mapping[int, Mapping[str, int]] = {
     1: {
         "other story": 47,
-        "wrong": 5,
-        "certain and wrong": 2,
+        "wrong": 6,
+        "certain and wrong": 1,
         "ok and hung": 2,
         "false alarm": 5,
     },
     2: {
         "other story": 37,
         "wrong": 4,
-        "certain and wrong": 2,
+        "certain and wrong": 1,
         "ok and hung": 1,
         "false alarm": 1,
     },

@@ -190,9 +190,12 @@ def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
         error = peer.details.get("ended_with") or (raised and raised.detail)
         if rank.rank not in pending.absent or not error:
             continue
-        if _LOST.search(str(error)) and _may_have_closed(records, pending.absent) == [rank.rank]:
+        at_once = raised and 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS
+        if _LOST.search(str(error)) and (
+            at_once or _may_have_closed(records, pending.absent) == [rank.rank]
+        ):
             return True
-        if raised and 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS:
+        if at_once:
             errors.append(str(error))
             absent.update(pending.absent)
     # A call fails at once for other reasons, too: of one rank, and its peers are killed for it.
@@ -200,7 +203,14 @@ def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
 
 
 def _may_have_closed(records: Records, ranks: Sequence[int]) -> list[int]:
-    """Return those of some ranks that may have closed a connection, but not for a third one's."""
+    """Return those of some ranks that may have closed a connection, but not for a third one's.
+
+    Empty where a rank lost its connection in no recorded call.
+    """
+    for one in filter(ended_by_peers, records.run.ranks):
+        last = one.last_call(transfers=True)
+        if last is None or last.state is State.COMPLETED:
+            return []
     known = [records.run.by_rank[number] for number in ranks if number in records.run.by_rank]
     return [one.rank for one in known if not (one.alive or ended_by_peers(one))]
 

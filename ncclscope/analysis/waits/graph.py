@@ -8,6 +8,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import unrecorded_kinds
 from ncclscope.analysis.waits.completion import PENDING
 from ncclscope.analysis.waits.endings import ended_by_peers, failed
 from ncclscope.analysis.waits.transfers import Pair, pairs
@@ -15,14 +16,27 @@ from ncclscope.analysis.waits.waits import members_of
 from ncclscope.engine.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
+from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
+
+MOST_RANKS = 64
+MOST_MEMBERS = 1024
+"""Recorded ranks, and ranks of the job, up to which the graph is built."""
 
 Half = tuple[Call, int, Call | None]
 """A transfer that may be pending, its other end, and that end's half, if it was posted."""
 
 
 def wait_graph(case: Case) -> WaitGraph:
-    """Return who waits for whom, with sends and receives among the calls in which ranks wait."""
+    """Return who waits for whom, with sends and receives among the calls in which ranks wait.
+
+    Empty for a large job.
+    """
+    run = case.run
+    if len(run.ranks) > MOST_RANKS or run.expected > MOST_MEMBERS:
+        return WaitGraph(())
+    damaged = (rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank))
+    unseen = {*run.missing, *run.unrecorded, *damaged}
     unfit = [Unfit(one.comm.key, one.seq, tuple(one.groups)) for one in case.divergences]
     halves = _halves(case)
     heads = {**case.waits.heads}
@@ -34,7 +48,7 @@ def wait_graph(case: Case) -> WaitGraph:
     _hold_up_streams(case, heads, halves)
     waits = []
     for number, call in heads.items():
-        if case.waits.is_outside(number):
+        if case.waits.is_outside(number) or number in unseen:
             continue
         if call.op in P2P_OPS:
             awaited = _awaited_in_transfers(halves[number], heads)
@@ -43,7 +57,6 @@ def wait_graph(case: Case) -> WaitGraph:
         if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
             waits.append(Wait(number, call, frozenset(awaited)))
     abnormal = [rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")]
-    unseen = {*case.run.missing, *case.run.unrecorded}
     known = {wait.rank for wait in waits}
     obscure = [
         rank.rank

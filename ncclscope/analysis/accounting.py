@@ -92,6 +92,8 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
     if finding.diverging_ranks or not repair.issubset(finding.candidate_ranks):
         kept = repair.intersection(finding.diverging_ranks)
         return _among(finding, kept) if finding.diverging_ranks else as_consequence(finding)
+    if graph.unseen.intersection(finding.candidate_ranks):
+        return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
     return replace(
         finding,

@@ -46,15 +46,20 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     causes = [one for one in findings if one.role == "cause"]
     waits = [one for one in causes if _is_wait(one)]
-    repair = _only_repair(case, graph)
-    if repair is None:
-        named = {rank for one in causes for rank in one.diverging_ranks}
-        kept = graph.without_victims(named)
-        found = [_among(one, kept) if one in waits else one for one in findings]
-        return [_unless_rivals(graph, one) if one.role == "cause" else one for one in found]
-    found = [_settled(graph, one, repair) if one in waits else one for one in findings]
-    named = {rank for one in found if one.role == "cause" for rank in one.diverging_ranks}
-    return [*(_held_up_by(case, graph, rank) for rank in sorted(repair - named)), *found]
+    if (repair := _only_repair(case, graph)) is not None:
+        found = [_settled(graph, one, repair) if one in waits else one for one in findings]
+        unnamed = repair - _named(found)
+        if unnamed <= graph.awaited:
+            return [*(_held_up_by(case, graph, rank) for rank in sorted(unnamed)), *found]
+    kept = graph.without_victims(_named(findings))
+    found = [_among(one, kept) if one in waits else one for one in findings]
+    return [_unless_rivals(graph, one) if one.role == "cause" else one for one in found]
+
+
+def _named(findings: Sequence[Finding]) -> frozenset[int]:
+    """Return the ranks that the causes among findings name."""
+    causes = (one for one in findings if one.role == "cause")
+    return frozenset(rank for one in causes for rank in one.diverging_ranks)
 
 
 def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
@@ -63,7 +68,7 @@ def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
     A rank that waits may have posted an extra call; or those that have not come to it are held up
     together, as by one storage, unless they have ended in order.
     """
-    repairs = graph.cheapest()
+    repairs = graph.cheapest
     if len(repairs) != 1 or repairs[0] == case.run.by_rank.keys():
         return None
     others = graph.sinks - repairs[0]
@@ -84,19 +89,30 @@ def _among(finding: Finding, kept: frozenset[int]) -> Finding:
     ranks = tuple(rank for rank in finding.diverging_ranks if rank in kept)
     if ranks == finding.diverging_ranks:
         return finding
-    return replace(finding, diverging_ranks=ranks) if ranks else as_consequence(finding)
+    if not ranks:
+        return as_consequence(finding)
+    victims = [rank for rank in finding.diverging_ranks if rank not in kept]
+    follows = f"{sentence(ranks_text(victims))} {verb(victims, 'wait')} for others, and"
+    return replace(
+        finding,
+        summary=f"{finding.summary} {follows} would go on if {ranks_text(ranks)} came.",
+        diverging_ranks=ranks,
+    )
 
 
 def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Finding:
     """Return a finding about the ranks whose repair releases all that waits."""
-    if finding.diverging_ranks or not repair.issubset(finding.candidate_ranks):
-        kept = repair.intersection(finding.diverging_ranks)
-        return _among(finding, kept) if finding.diverging_ranks else as_consequence(finding)
+    if finding.diverging_ranks:
+        return _among(finding, repair)
+    if finding.kind == "stalled" or not repair.issubset(finding.candidate_ranks):
+        return as_consequence(finding)
     if graph.unseen.intersection(finding.candidate_ranks):
         return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
+    waiting = plural(len(graph.waits), "waiting rank")
     return replace(
         finding,
+        summary=f"{finding.summary} Only {ranks_text(ranks)} would release all {waiting}.",
         diverging_ranks=ranks,
         candidate_ranks=(),
         confidence="likely",
@@ -114,7 +130,8 @@ def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
     if held := graph.obscure.intersection(finding.diverging_ranks):
         doubt = f"{ranks_text(sorted(held))} {verb([*held], 'wait')} for something that is not seen"
         return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
-    others = [one for one in graph.cheapest() if not one.issubset(finding.diverging_ranks)]
+    named = {*finding.diverging_ranks}
+    others = [one for one in graph.cheapest if not (one <= named or named <= one)]
     if not others:
         return finding
     rival = ranks_text(sorted(others[0]))
@@ -124,8 +141,7 @@ def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
 
 def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Finding:
     """Return a cause with the count of waiting ranks that a repair of all causes releases."""
-    causes = [one for one in found if one.role == "cause"]
-    ranks = {rank for one in causes for rank in one.diverging_ranks}
+    ranks = _named(found)
     if not graph.waits or not ranks:
         return finding
     rival = graph.nearest(ranks)
@@ -181,11 +197,13 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
         confidence="likely",
         analyzer="accounting",
         evidence=tuple(
-            f"rank {wait.rank} posted {call_text(wait.call)}, and waits for "
-            f"{ranks_text(sorted(wait.awaited))}"
+            f"rank {wait.rank} posted {call_text(wait.call)}; it is not known to have completed"
             for wait in waiting
         ),
-        inferred=(_released(graph, (number,)),),
+        inferred=(
+            *(f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting),
+            _released(graph, (number,)),
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.sequences.habit import PAST, habit_of
+from ncclscope.analysis.sequences.habit import PAST, known_by
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -74,15 +74,9 @@ def _may_be_elsewhere(case: Case, difference: Difference) -> bool:
     if log is None:
         return False
     past = log.span(max(log.first, difference.seq - PAST), difference.seq)
-    own = [one for one in past if _at(one) == _at(odd)]
-    if _at(odd) == _at(peer):
-        return len({one.signature for one in own}) > 1
-    return bool(own)
-
-
-def _at(call: Call) -> tuple[object, ...]:
-    """Return by what calls of one place in the program are known, whatever their sizes."""
-    return habit_of(call), call.site, call.user_site
+    place = known_by(odd, by_line=True)
+    own = [one.signature for one in past if known_by(one, by_line=True) == place]
+    return len({*own}) > 1 if place == known_by(peer, by_line=True) else bool(own)
 
 
 def _follows_equal_calls(case: Case, difference: Difference) -> bool:

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 from ncclscope.model import Call
-
-MOST = 48
-"""Ranks whose repair is tried. Those that nothing tells apart are tried once."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,14 @@ class WaitGraph:
             self._unfit_of.setdefault(one.comm, []).append(one)
 
     @property
+    def awaited(self) -> frozenset[int]:
+        """Ranks that others wait for."""
+        return frozenset().union(*(wait.awaited for wait in self.waits.values()))
+
+    @property
     def sinks(self) -> frozenset[int]:
         """Recorded ranks that others wait for, and that wait for nobody."""
-        awaited = frozenset().union(*(wait.awaited for wait in self.waits.values()))
-        return awaited - self.waits.keys() - self.unseen
+        return self.awaited - self.waits.keys() - self.unseen
 
     def released(self, repaired: Collection[int]) -> frozenset[int]:
         """Return the waiting ranks that go on if some ranks behave as their peers expect."""
@@ -138,8 +140,9 @@ class WaitGraph:
                 kept = rest
         return frozenset(kept)
 
+    @cached_property
     def cheapest(self) -> list[frozenset[int]]:
-        """Return the smallest sets of ranks whose repair explains the hang; at most two ranks each.
+        """The smallest sets of ranks whose repair explains the hang; at most two ranks each.
 
         Empty where only ranks without a record may be missing: what they did, any other rank may
         have caused. Empty, too, where a chain of waiting ends at a rank that waits for others.
@@ -169,7 +172,7 @@ class WaitGraph:
         return None if rank < 0 else (rank, most)
 
     def _with_alike(self, ranks: frozenset[int]) -> Iterator[frozenset[int]]:
-        """Yield a set of ranks, and one with another rank that the graph cannot tell from them."""
+        """Yield a set of ranks, and one with another rank of the same class."""
         yield ranks
         for rank in ranks:
             if others := self._alike(rank) - ranks:
@@ -177,6 +180,7 @@ class WaitGraph:
                 return
 
     def _alike(self, rank: int) -> frozenset[int]:
+        """Return the ranks of a class: those with the same wait, awaited by the same ranks."""
         like = self._likeness(rank)
         return frozenset(one for one in self._ranks() if self._likeness(one) == like)
 
@@ -185,7 +189,7 @@ class WaitGraph:
         classes: dict[object, list[int]] = {}
         for rank in sorted(self._ranks(), key=lambda rank: (rank in self.waits, rank)):
             classes.setdefault(self._likeness(rank), []).append(rank)
-        return [rank for alike in classes.values() for rank in alike[:size]][:MOST]
+        return [rank for alike in classes.values() for rank in alike[:size]]
 
     def _ranks(self) -> frozenset[int]:
         sides = [side for one in self.unfit for side in one.sides]
@@ -197,7 +201,8 @@ class WaitGraph:
             return rank
         by = frozenset(one for one, other in self.waits.items() if rank in other.awaited)
         sides = tuple(side for one in self.unfit for side in one.sides if rank in side)
-        return wait.call.comm, wait.call.seq, wait.call.op, wait.awaited - {rank}, by, sides
+        place = wait.call.comm, wait.call.seq, wait.call.op
+        return place, wait.awaited - {rank}, by, sides, rank in self.abnormal
 
     def _fits(self, call: Call, repaired: Collection[int]) -> bool:
         return all(

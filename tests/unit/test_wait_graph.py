@@ -20,7 +20,7 @@ def test_a_chain_is_released_by_the_rank_at_its_end() -> None:
     assert graph.sinks == {2}
     assert graph.released(()) == frozenset()
     assert graph.released({2}) == {0, 1}
-    assert sorted(map(sorted, graph.cheapest())) == [[1], [2]]
+    assert sorted(map(sorted, graph.cheapest)) == [[1], [2]]
     assert graph.without_victims({1, 2}) == {2}
 
 
@@ -28,7 +28,7 @@ def test_who_waits_for_all_others_is_released_only_if_all_come() -> None:
     graph = WaitGraph([wait(0, 2, 3), wait(1, 2, 3)])
 
     assert graph.released({2}) == frozenset()
-    assert frozenset({2, 3}) in graph.cheapest()
+    assert frozenset({2, 3}) in graph.cheapest
     assert graph.without_victims({2, 3}) == {2, 3}
 
 
@@ -36,13 +36,13 @@ def test_a_cycle_has_as_many_repairs_as_ranks() -> None:
     graph = WaitGraph([wait(0, 1, comm="a"), wait(1, 0, comm="b")])
 
     assert graph.sinks == frozenset()
-    assert sorted(map(sorted, graph.cheapest())) == [[0], [1]]
+    assert sorted(map(sorted, graph.cheapest)) == [[0], [1]]
 
 
 def test_a_call_of_two_kinds_completes_without_the_fewer() -> None:
     graph = WaitGraph([wait(rank) for rank in range(4)], [Unfit("world", 7, ((0, 1, 3), (2,)))])
 
-    assert graph.cheapest() == [frozenset({2})]
+    assert graph.cheapest == [frozenset({2})]
     assert graph.released({0}) == {0}
 
 
@@ -50,16 +50,16 @@ def test_a_call_of_two_kinds_completes_without_the_fewer() -> None:
 def test_a_recorded_end_has_to_be_in_the_repair(abnormal: tuple[int, ...]) -> None:
     graph = WaitGraph([wait(0, 3)], abnormal=abnormal)
 
-    assert [frozenset({3})] == [one for one in graph.cheapest() if 3 in one]
-    assert (frozenset({0}) in graph.cheapest()) is not bool(abnormal)
+    assert [frozenset({3})] == [one for one in graph.cheapest if 3 in one]
+    assert (frozenset({0}) in graph.cheapest) is not bool(abnormal)
 
 
 def test_nothing_follows_where_only_ranks_without_a_record_are_missing() -> None:
-    assert WaitGraph([wait(0, 3), wait(1, 3)], unseen=[3]).cheapest() == []
+    assert WaitGraph([wait(0, 3), wait(1, 3)], unseen=[3]).cheapest == []
 
 
 def test_nothing_follows_past_a_rank_that_waits_for_something_unknown() -> None:
-    assert WaitGraph([wait(0, 3), wait(1, 3)], obscure=[3]).cheapest() == []
+    assert WaitGraph([wait(0, 3), wait(1, 3)], obscure=[3]).cheapest == []
 
 
 def test_the_nearest_rival_is_the_rank_that_releases_the_most() -> None:

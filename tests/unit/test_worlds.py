@@ -69,7 +69,7 @@ def small(name: str) -> exhaustive.Case:
         ("gloo2:AB:0:A", {0, 1}),  # one left out a call, or the other made one more
         ("gloo3:AB:0:A", {0}),
         ("nccl3:Aa:0:A", {0, 1}),  # the third rank is not in the pair
-        ("gloo2:AB:0:A!raise", {0}),  # the record of the error tells
+        ("gloo2:AB:0:A!raise", {0}),  # the error is recorded
         ("gloo2:A", {-1}),
     ],
 )

@@ -19,7 +19,7 @@ from typing import Any
 from tests.worlds import exhaustive
 from tests.worlds.faults import FAULTS
 from tests.worlds.sample import HEALTHY, sample, verdict_on
-from tests.worlds.score import judge, table
+from tests.worlds.score import causes_of, judge, table
 from tests.worlds.world import describe
 
 _CHUNK = 20
@@ -85,7 +85,6 @@ def result(seed: int, fault: str, number: int) -> dict[str, Any]:
     """Diagnose a world, and judge the verdict."""
     drawn = sample(seed, number, fault)
     document = verdict_on(drawn.world, drawn.outcome)
-    causes = [each for each in document["findings"] if each["role"] == "cause"]
     return {
         "world": number,
         "fault": drawn.name,
@@ -97,17 +96,7 @@ def result(seed: int, fault: str, number: int) -> dict[str, Any]:
         "word": judge(document, drawn.truth),
         "status": document["status"],
         "summary": document["summary"],
-        "causes": [
-            {
-                "kind": cause["kind"],
-                "ranks": cause["diverging_ranks"],
-                "candidates": cause["candidate_ranks"],
-                "confidence": cause["confidence"],
-                "comm": (cause["comm"] or {}).get("label"),
-                "seq": cause["seq"],
-            }
-            for cause in causes
-        ],
+        "causes": causes_of(document),
     }
 
 

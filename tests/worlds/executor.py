@@ -31,7 +31,7 @@ STEP_NS = 10**6
 QUIET_NS = 600 * 10**9
 BUSY_NS = 40 * 10**9
 
-Strand = tuple[int, int]
+ThreadId = tuple[int, int]
 """A rank and the number of one of its threads."""
 
 
@@ -105,7 +105,7 @@ class Execution:
         self._world = world
         self._random = random.Random(world.seed)
         self._clock = BEGAN_NS
-        self._acts: dict[Strand, list[int]] = {}
+        self._acts: dict[ThreadId, list[int]] = {}
         for rank, program in enumerate(world.programs):
             self._acts[rank, 0] = []
             for place, act in enumerate(program):
@@ -116,8 +116,8 @@ class Execution:
         self._pending: list[list[Posted]] = [[] for _ in range(world.size)]
         self._queues: dict[tuple[object, ...], list[Posted]] = {}
         self._ended: dict[int, tuple[str, int]] = {}
-        self._held: dict[Strand, str] = {}
-        self._until: dict[Strand, int] = {}
+        self._held: dict[ThreadId, str] = {}
+        self._until: dict[ThreadId, int] = {}
         self._stopped: dict[int, int] = {}
         self._left: set[int] = set()
 
@@ -129,73 +129,73 @@ class Execution:
             if not ready:
                 if not self._until or acts is not None:
                     break
-                strand = min(self._until, key=lambda each: (self._until[each], each))
-                self._clock = max(self._clock, self._until.pop(strand))
+                thread = min(self._until, key=lambda each: (self._until[each], each))
+                self._clock = max(self._clock, self._until.pop(thread))
                 continue
             self.step(self._random.choice(ready))
             count += 1
         return self.outcome(final=not self.ready())
 
-    def ready(self) -> list[Strand]:
+    def ready(self) -> list[ThreadId]:
         """Return rank and thread of those that can act."""
-        return [strand for strand in self._acts if self._may_act(strand)]
+        return [thread for thread in self._acts if self._may_act(thread)]
 
-    def step(self, strand: Strand) -> None:
+    def step(self, thread: ThreadId) -> None:
         """Let one that can act do so."""
         self._clock += STEP_NS + self._random.randrange(STEP_NS)
-        self._act(strand)
+        self._act(thread)
 
-    def _may_act(self, strand: Strand) -> bool:
-        rank, thread = strand
+    def _may_act(self, thread: ThreadId) -> bool:
+        rank, number = thread
         if rank in self._world.absent or rank in self._ended or rank in self._stopped:
             return False
-        if strand in self._held or strand in self._until or rank in self._left:
+        if thread in self._held or thread in self._until or rank in self._left:
             return False
-        if self._open.get(rank, thread) != thread:
+        if self._open.get(rank, number) != number:
             return False  # the other thread is in the middle of a group
-        if self._following(strand) is None:
-            return thread == 0 and self._is_through(rank)
-        return not self._blocked(strand)
+        if self._following(thread) is None:
+            return number == 0 and self._is_through(rank)
+        return not self._blocked(thread)
 
-    def _following(self, strand: Strand) -> Act | None:
-        places = self._acts[strand]
-        number = self._next[strand]
-        return self._world.programs[strand[0]][places[number]] if number < len(places) else None
+    def _following(self, thread: ThreadId) -> Act | None:
+        places = self._acts[thread]
+        number = self._next[thread]
+        return self._world.programs[thread[0]][places[number]] if number < len(places) else None
 
     def _is_through(self, rank: int) -> bool:
         """Return whether all threads of a process and all its calls have come to their end."""
         return not self._pending[rank] and all(
-            self._following(strand) is None and strand not in (*self._held, *self._until)
-            for strand in self._acts
-            if strand[0] == rank
+            self._following(thread) is None and thread not in (*self._held, *self._until)
+            for thread in self._acts
+            if thread[0] == rank
         )
 
-    def _blocked(self, strand: Strand) -> bool:
+    def _blocked(self, thread: ThreadId) -> bool:
         """Return whether the host waits for one of a thread's calls."""
-        rank, thread = strand
-        pending = [each for each in self._pending[rank] if each.act.thread == thread]
+        rank, number = thread
+        pending = [each for each in self._pending[rank] if each.act.thread == number]
         if not pending:
             return False
         if self._world.backend == "nccl":
             return any(each.act.waits for each in pending)
         batch = pending[-1].act.batch
-        following = self._following(strand)
+        following = self._following(thread)
         return not batch or following is None or following.batch != batch
 
-    def _act(self, strand: Strand) -> None:
-        rank, thread = strand
-        act = self._following(strand)
+    def _act(self, thread: ThreadId) -> None:
+        rank, number = thread
+        act = self._following(thread)
         if act is None:
             if not self._world.lingers:
                 self._ended[rank] = "exit", self._clock
                 self._settle()
             self._left.add(rank)
             return
-        place = self._acts[strand][self._next[strand]]
-        self._next[strand] += 1
-        following = self._following(strand)
+        place = self._acts[thread][self._next[thread]]
+        self._next[thread] += 1
+        following = self._following(thread)
         if act.batch and following is not None and following.batch == act.batch:
-            self._open[rank] = thread
+            self._open[rank] = number
         else:
             self._open.pop(rank, None)
         if act.op in ENDINGS:
@@ -203,9 +203,9 @@ class Execution:
             # Kernels of a process that is gone do not run.
             self._pending[rank].clear()
         elif act.op == "busy":
-            self._until[strand] = self._clock + BUSY_NS
+            self._until[thread] = self._clock + BUSY_NS
         elif act.op in HOLDS:
-            self._held[strand] = act.op
+            self._held[thread] = act.op
             if act.op == "stop":
                 self._stopped[rank] = self._clock
         else:

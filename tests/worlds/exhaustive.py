@@ -19,6 +19,7 @@ from tests.worlds.executor import Outcome
 from tests.worlds.faults import MISMATCHES
 from tests.worlds.rivals import Explanation, explanations
 from tests.worlds.sample import verdict_on
+from tests.worlds.score import causes_of, in_columns
 from tests.worlds.small import Job, Records, at, finish, jobs, moments, records_of, settings
 
 __all__ = ["BAD", "WORDS", "Case", "cases", "examine", "examples", "judge", "named", "run", "table"]
@@ -58,7 +59,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "outside": ("not_joined",),
     "never_starts": ("dead_rank", "not_joined", "init_stalled"),
 }
-"""Kinds that tell what a rank did, with certainty if need be."""
+"""Kinds that say what a rank did, with certainty if need be."""
 _LIKELY: Mapping[str, tuple[str, ...]] = {
     "other_comm": (
         "missing_call",
@@ -150,19 +151,7 @@ def result(case: Case) -> dict[str, Any]:
         "programs": list(_programs(case, outcome)),
         "word": word,
         "status": document["status"],
-        "causes": [
-            {
-                "kind": cause["kind"],
-                "ranks": cause["diverging_ranks"],
-                "candidates": cause["candidate_ranks"],
-                "confidence": cause["confidence"],
-                "comm": (cause["comm"] or {}).get("label"),
-                "seq": cause["seq"],
-                "summary": cause["summary"],
-            }
-            for cause in document["findings"]
-            if cause["role"] == "cause"
-        ],
+        "causes": causes_of(document),
     }
 
 
@@ -313,11 +302,4 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
         ]
         sole = sum(n for fault, n in decidable.items() if name in (fault, "all"))
         rows.append((name, str(sum(own)), str(sole), *(str(count or "") for count in own)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if number == 0 else text.rjust(width)
-            for number, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return in_columns(rows)

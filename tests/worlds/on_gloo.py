@@ -125,7 +125,7 @@ def expected_of(world: World) -> list[int]:
     """
     outcome = play(world)
     places = []
-    for rank, thread in _strands(world):
+    for rank, thread in _threads(world):
         last = max(
             (k for k, act in enumerate(world.programs[rank]) if act.thread == thread), default=-1
         )
@@ -146,7 +146,7 @@ def expected_of(world: World) -> list[int]:
     return places
 
 
-def _strands(world: World) -> list[tuple[int, int]]:
+def _threads(world: World) -> list[tuple[int, int]]:
     """Return rank and thread of all that act."""
     return [(rank, thread) for rank in range(world.size) for thread in (0, 1)]
 
@@ -167,7 +167,7 @@ def run(world: World) -> list[int]:
             _wait(moves)
             return [
                 place if processes[rank].is_alive() or _through(places, rank) else _ENDED
-                for place, (rank, _) in zip(places, _strands(world), strict=True)
+                for place, (rank, _) in zip(places, _threads(world), strict=True)
             ]
         finally:
             for process in processes:
@@ -211,8 +211,8 @@ def _rank(world: World, rank: int, store: str, places: Any, moves: Any) -> None:
     for thread in (0, 1):
         moves[2 * rank + thread] = 1
     threads = [
-        threading.Thread(target=_strand, args=(world, strand, groups, places, moves), daemon=True)
-        for strand in ((rank, 0), (rank, 1))
+        threading.Thread(target=_thread, args=(world, which, groups, places, moves), daemon=True)
+        for which in ((rank, 0), (rank, 1))
     ]
     for thread in threads:
         thread.start()
@@ -224,10 +224,10 @@ def _rank(world: World, rank: int, store: str, places: Any, moves: Any) -> None:
         time.sleep(3600)
 
 
-def _strand(
-    world: World, strand: tuple[int, int], groups: Mapping[str, Any], places: Any, moves: Any
+def _thread(
+    world: World, which: tuple[int, int], groups: Mapping[str, Any], places: Any, moves: Any
 ) -> None:
-    rank, thread = strand
+    rank, thread = which
     mine = 2 * rank + thread
     batch: list[tuple[int, Any]] = []
     program = [(k, act) for k, act in enumerate(world.programs[rank]) if act.thread == thread]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.worlds.truth import Story, Truth
 
-__all__ = ["WORDS", "judge", "table"]
+__all__ = ["WORDS", "causes_of", "in_columns", "judge", "table"]
 
 WORDS = (
     "right",
@@ -99,6 +99,11 @@ def table(words: Iterable[tuple[str, str]]) -> str:
             for word in WORDS
         ]
         rows.append((name, str(sum(own)), *(str(count or "") for count in own)))
+    return in_columns(rows)
+
+
+def in_columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows as lines, the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -107,3 +112,20 @@ def table(words: Iterable[tuple[str, str]]) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def causes_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what is kept of the causes in a verdict as ``--json`` prints it."""
+    return [
+        {
+            "kind": cause["kind"],
+            "ranks": cause["diverging_ranks"],
+            "candidates": cause["candidate_ranks"],
+            "confidence": cause["confidence"],
+            "comm": (cause["comm"] or {}).get("label"),
+            "seq": cause["seq"],
+            "summary": cause["summary"],
+        }
+        for cause in document["findings"]
+        if cause["role"] == "cause"
+    ]

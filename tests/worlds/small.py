@@ -259,7 +259,7 @@ def ends(program: tuple[Act, ...], *, last: bool = False) -> Iterator[_Edit]:
 
 @dataclass(frozen=True)
 class Records:
-    """What is recorded of a job; two jobs with the same ones cannot be told apart.
+    """What is recorded of a job; nothing distinguishes two jobs with the same ones.
 
     Attributes:
         setting: What holds for all ranks.

@@ -102,7 +102,7 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     by_line = habit_of(odd) == habit_of(calls[-1])
     if by_line and None in (odd.site, calls[-1].site):
         return 0
-    past, own = [_known_by(call, by_line) for call in calls], _known_by(odd, by_line)
+    past, own = [known_by(call, by_line) for call in calls], known_by(odd, by_line)
     here = len(past) - 1
     last = max((place for place in range(here) if past[place] == own), default=-1)
     stretch = past[last : here + 1]
@@ -119,7 +119,8 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     return counts[0] if same and (odd.site, odd.user_site) in sites else 0
 
 
-def _known_by(call: Call, by_line: bool) -> Hashable:
+def known_by(call: Call, by_line: bool) -> Hashable:
+    """Return what calls of other sizes have in common, with their lines or without."""
     return (habit_of(call), call.site, call.user_site) if by_line else habit_of(call)
 
 

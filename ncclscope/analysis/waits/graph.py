@@ -30,13 +30,16 @@ Half = tuple[Call, int, Call | None]
 def wait_graph(case: Case) -> WaitGraph:
     """Return who waits for whom, with sends and receives among the calls in which ranks wait.
 
-    Empty for a large job.
+    Empty for a large job, and where calls of a window have no common numbers.
     """
     run = case.run
-    if len(run.ranks) > MOST_RANKS or run.expected > MOST_MEMBERS:
+    if run.window or len(run.ranks) > MOST_RANKS or run.expected > MOST_MEMBERS:
         return WaitGraph(())
     damaged = (rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank))
     unseen = {*run.missing, *run.unrecorded, *damaged}
+    unseen.update(
+        set().union(*(comm.ranks for comm in run.communicators.values())) - {*run.by_rank}
+    )
     unfit = [Unfit(one.comm.key, one.seq, tuple(one.groups)) for one in case.divergences]
     halves = _halves(case)
     heads = {**case.waits.heads}

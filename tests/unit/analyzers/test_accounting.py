@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from ncclscope import open_run
 from ncclscope.analysis.verdict import diagnose
+from tests.corpus.workload import Workload
+from tests.corpus.writers import write
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -68,13 +72,32 @@ def test_in_a_cycle_of_two_calls_nobody_is_named_with_certainty(cluster_of: Clus
     assert "certain" not in {one.confidence for one in causes}
 
 
-def test_ranks_that_waited_until_the_job_was_killed_are_no_ok(cluster_of: ClusterOf) -> None:
-    cluster = cluster_of(4)
-    for ranks in (*[[0, 1, 2, 3]] * 16, *[[1, 2, 3]] * 3, [2, 3]):
-        cluster.post(ranks, "world", done=False, backend="nccl")
-    run = cluster.run(quiet={0: 0.0, 1: 0.0, 2: 600.0, 3: 600.0})
+def test_ranks_that_waited_until_the_job_was_killed_are_no_ok(tmp_path: Path) -> None:
+    """Ranks 0 and 1 are killed, and ranks 2 and 3 wait for ten minutes: it was ok."""
+    job = Workload(4, seed="killed", quiet=600.0)
+    for number in range(20):
+        ranks = [*([0] if number < 16 else []), *([1] if number < 19 else []), 2, 3]
+        job.post(ranks, "all_reduce", 8, 2, redop="sum")
+    for rank in (0, 1):
+        job.end(rank, "killed")
+    write(job, tmp_path, "jsonl")
 
-    assert diagnose(run).status not in ("ok", "incomplete")
+    assert diagnose(open_run(tmp_path)).status == "unknown"
+
+
+def test_who_failed_in_a_call_and_is_missed_by_nobody_is_not_described_as_missed(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 1 failed while it waited for rank 2, as another thread of it can: it raised here."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post([0, 1, 3], "world", done=False)
+    cluster.tracers[1].describe(ended_with="RuntimeError: loss is not finite")
+    cluster.tracers[1].close()
+
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+
+    assert [one.diverging_ranks for one in causes] == [(2,)]
 
 
 @pytest.mark.parametrize("absent", [[2], [2, 3]])

@@ -8,7 +8,7 @@ waits for no other; a chain without an end is a deadlock cycle.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -382,16 +382,17 @@ def _cycle(awaited: Mapping[int, Sequence[int]], ends: Iterable[int]) -> tuple[i
 
 
 def _shortest_way_back(awaited: Mapping[int, Sequence[int]], start: int) -> tuple[int, ...]:
-    frontier: list[tuple[int, ...]] = [(start,)]
-    seen = {start}
+    frontier = deque([(start,)])
+    # A rank that waits for nobody leads nowhere, and a large job has many of them.
+    unseen = awaited.keys() - {start}
     while frontier:
-        path = frontier.pop(0)
-        for member in awaited.get(path[-1], ()):
-            if member == start:
-                return path
-            if member not in seen:
-                seen.add(member)
-                frontier.append((*path, member))
+        path = frontier.popleft()
+        others = awaited[path[-1]]
+        if start in others:
+            return path
+        for member in [one for one in others if one in unseen]:
+            unseen.discard(member)
+            frontier.append((*path, member))
     return ()
 
 

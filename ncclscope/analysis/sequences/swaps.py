@@ -167,7 +167,7 @@ def _ahead_elsewhere(
     """Yield skipped calls that are at the end of another communicator, ahead of all peers.
 
     A rank that skipped calls is naturally ahead elsewhere, but not by calls of a kind that the
-    other communicator has never seen.
+    other communicator has never seen, and that the skipped calls are of.
     """
     for key, log in rank.logs.items():
         lead = _lead(records, rank, key)
@@ -176,6 +176,8 @@ def _ahead_elsewhere(
         ahead = log.span(log.calls - lead + 1, log.calls + 1)
         known = {habit_of(call) for call in log.span(log.first, log.calls - lead + 1)}
         if not ahead or any(habit_of(call) in known for call in ahead):
+            continue
+        if fewer.skipped and not _alike(ahead[0], fewer.peer_call):
             continue
         comm = records.run.communicators[key]
         yield Swap(

@@ -116,7 +116,6 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
         diverging_ranks=ranks,
         candidate_ranks=(),
         confidence="likely",
-        inferred=(*finding.inferred, _released(graph, ranks)),
     )
 
 
@@ -151,22 +150,19 @@ def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Fin
         against.append(f"releases {rival[1]} of {of} waiting ranks")
     if rival is not None and not graph.abnormal <= {rival[0]}:
         against.append(f"leaves the end of {ranks_text(sorted(graph.abnormal))} unexplained")
+    released = len(graph.released(ranks))
     proof = {
         "repair": {"kind": finding.kind, "ranks": sorted(ranks)},
-        "releases": len(graph.released(ranks)),
+        "releases": released,
         "of": of,
         "rival": None if rival is None else {"ranks": [rival[0]], "releases": rival[1]},
         "rival_against": against,
     }
-    return replace(finding, proof=proof)
-
-
-def _released(graph: WaitGraph, ranks: Sequence[int]) -> str:
-    count = len(graph.waits)
-    return (
-        f"if {ranks_text(ranks)} came, all {plural(count, 'waiting rank')} would go on; no other "
-        f"{'rank' if len(ranks) == 1 else 'ranks'} would release them"
-    )
+    counts = f"all {plural(of, 'waiting rank')}" if released == of else f"{released} of {of}"
+    then = "would go on" if released == of else "waiting ranks would go on"
+    nearest = f"; if rank {rival[0]} did, {rival[1]} of {of}" if rival is not None else ""
+    line = f"if {ranks_text(sorted(ranks))} did as the others expect, {counts} {then}{nearest}"
+    return replace(finding, proof=proof, inferred=(*finding.inferred, line))
 
 
 def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
@@ -200,9 +196,8 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
             f"rank {wait.rank} posted {call_text(wait.call)}; it is not known to have completed"
             for wait in waiting
         ),
-        inferred=(
-            *(f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting),
-            _released(graph, (number,)),
+        inferred=tuple(
+            f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting
         ),
     )
 

@@ -88,6 +88,8 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
         missing = Edit(0, 0, 0, rounds.calls, shown)
         if price < best and (order is None or (price <= order[0] and rounds.calls > 1)):
             return EditExplanation([missing], rounds=rounds)
+        if price == best == usual and not found[0].deleted:
+            return EditExplanation(found, other=missing)
     else:
         missing = None
     if order is not None and (whole or order[0] < best):

@@ -92,9 +92,9 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
         odd: The call that the diverging rank posted instead.
 
     Returns:
-        The number of calls between this point and a call like ``odd``, if it was the same at
-        least twice before. 0 otherwise, or where ``odd`` comes from another line than it did, or
-        is a variant of the peer's call with parts of other sizes.
+        The number of calls between this point and a call like ``odd``, if it was the same each
+        time before. 0 otherwise, or where ``odd`` comes from another line than it did, or is a
+        variant of the peer's call with parts of other sizes.
     """
     calls = log.span(max(log.first, seq - PAST), seq + 1)
     if are_variants(odd, calls[-1]):
@@ -115,7 +115,7 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
             place = past.index(own, after)
             counts.append(place - after + 1)
             sites.add((calls[place].site, calls[place].user_site))
-    same = len(counts) > 1 and len(set(counts)) == 1
+    same = len(set(counts)) == 1
     return counts[0] if same and (odd.site, odd.user_site) in sites else 0
 
 

@@ -34,9 +34,11 @@ from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.text import plural
 from ncclscope.readers import input_files
 from ncclscope.readers.ring.ranks import read_ring
-from ncclscope.remote.spelling import Kinds, pack, spell_steps, unpack
+from ncclscope.readers.untraced import read_untraced
+from ncclscope.remote.spelling import Kinds, pack, spell_steps, spell_untraced, unpack
 from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
+from ncclscope.ring.place import UNTRACED_SUFFIX
 from ncclscope.untrusted import printable
 
 _LONG = ("argv", "environ", "cwd", "path")
@@ -53,6 +55,7 @@ class NodeServer:
     def __init__(self, paths: Sequence[str] = ()) -> None:
         self._notes: list[str] = []
         self._ranks: list[Rank] = []
+        self._untraced: list[Rank] = []
         self._members: dict[str, tuple[int, ...]] = {}
         named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
@@ -87,6 +90,7 @@ class NodeServer:
                 "comms": spelled,
                 "graphs": [json.loads(graph) for graph in graphs],
                 "ranks": ranks,
+                "untraced": spell_untraced(self._untraced),
             }
         )
 
@@ -107,7 +111,7 @@ class NodeServer:
                 )
                 continue
             for path in input_files([root], self._notes):
-                if path.suffix == layout.SUFFIX:
+                if path.suffix in (layout.SUFFIX, UNTRACED_SUFFIX):
                     found.append(path)
                 else:
                     self._others += 1
@@ -115,7 +119,10 @@ class NodeServer:
 
     def _read(self, path: Path) -> None:
         try:
-            if path.stat().st_size:
+            if path.suffix == UNTRACED_SUFFIX:
+                stone = read_untraced(path)
+                self._untraced += [] if stone is None else [stone]
+            elif path.stat().st_size:
                 self._ranks.append(read_ring(path))
         except (DamagedFileError, OSError) as error:
             self._notes.append(printable(str(error)))

@@ -19,19 +19,20 @@ from ncclscope.remote.checked import (
     as_flag,
     as_hash,
     as_integer,
+    as_rank,
     as_row,
     as_text,
     optional,
 )
 from ncclscope.remote.fleet import Fleet, LostNodeError, Query
 from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
-from ncclscope.remote.spelling import read_calls, read_steps
+from ncclscope.remote.spelling import read_calls, read_steps, read_untraced_rows
 from ncclscope.untrusted import MAX_RANKS, integers, printable, texts
 
 _FLAGS = ("beating", "stopped", "waits_for_input")
 """Details that a node adds to the metadata in a ring."""
 _ABOUT: dict[str, Callable[[Any], Any]] = {
-    "rank": lambda rank: as_integer(rank) if rank < MAX_RANKS else -1,
+    "rank": as_rank,
     "world_size": as_integer,
     "host": as_text,
     "pid": as_integer,
@@ -91,7 +92,8 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
             answer is an error.
 
     Returns:
-        Ranks whose source is ``NODE:PATH``: the node's number and the ring's path there.
+        Ranks whose source is ``NODE:PATH``: the node's number and the path of the ring there, or
+        of the file of a process without a record.
 
     Raises:
         InputError: No node answers, or, without `lost`, a node sends an invalid answer.
@@ -124,6 +126,7 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
             for node, summary in summaries.items():
                 with fleet.valid(node):
                     ranks += _ranks(fleet, node, summary, members, shared)
+                    ranks += read_untraced_rows(summary.get("untraced", []), node)
             return ranks
         except LostNodeError as error:
             if lost is None:

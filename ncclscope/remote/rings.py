@@ -16,7 +16,7 @@ from ncclscope.readers.untraced import separate_untraced
 from ncclscope.remote.checked import as_count, as_integer, as_integers, as_list, as_text
 from ncclscope.remote.cursor import RemoteCursor
 from ncclscope.remote.fleet import INVALID, Client, Fleet, LostNodeError
-from ncclscope.remote.run import open_remote_run, remote_ranks
+from ncclscope.remote.run import Unread, open_remote_run, remote_ranks
 from ncclscope.remote.spelling import pack, read_calls, read_untraced_rows, unpack
 from ncclscope.untrusted import integer, printable
 from ncclscope.watch.jobs import Rings
@@ -175,7 +175,7 @@ class RemoteRings(Rings):
             lost = {node: reason for node, (reason, _) in self._failed.items()}
             left_out = {*lost, *self._silent}
             try:
-                found = remote_ranks(Fleet(self._client), [], lost)
+                found = remote_ranks(Fleet(self._client), Unread(), lost)
             except InputError:
                 found = []
             for node in lost.keys() - left_out:

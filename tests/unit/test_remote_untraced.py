@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -382,14 +383,37 @@ def test_a_ring_on_a_node_cannot_claim_to_be_of_such_a_process(job: Job, altered
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"ncclscope_untraced": 99}', bytes(5000)])
-def test_a_file_that_is_none_is_a_note(job: Job, content: bytes) -> None:
-    (job.node_of(3) / "x.untraced").write_bytes(content)
+@pytest.mark.parametrize("name", ["x.untraced", "x.ring"])
+def test_a_file_that_cannot_be_read_may_be_that_of_the_missing_rank(
+    job: Job, name: str, content: bytes
+) -> None:
+    (job.node_of(3) / name).write_bytes(content)
 
     local, remote = open_run(job.directory), open_remote_run(Fleet(job.client))
 
-    assert remote.untraced == local.untraced == ()
-    assert remote.notes == local.notes
+    assert (remote.untraced, remote.unreadable) == ((), (3,))
     assert len(remote.notes) == 1
+    assert verdict_on(remote) == verdict_on(local)
+    assert verdict_on(remote)["verdict"]["diverging_ranks"] == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "gigantic"])
+@pytest.mark.parametrize("name", ["x.untraced", "x.ring"])
+def test_what_is_no_file_is_not_waited_for(job: Job, name: str, kind: str) -> None:
+    path = job.node_of(3) / name
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(job.directory / "absent")
+        case "gigantic":
+            path.touch()
+            os.truncate(path, 1 << 40)
+
+    local, remote = open_run(job.directory), open_remote_run(Fleet(job.client))
+
+    assert verdict_on(remote) == verdict_on(local)
+    assert remote.unreadable == (3,)
 
 
 def test_hosts_that_share_a_directory_name_a_process_once(rings: Path) -> None:

@@ -42,11 +42,13 @@ from ncclscope.untrusted import MAX_RANKS, check_kind, open_regular, printable
 
 __all__ = [
     "assemble",
+    "cannot_text",
     "follow_pointer",
     "input_files",
     "open_run",
     "ring_files",
     "untraced_files",
+    "with_unreadable",
 ]
 
 _LONGEST_NOTE = 1 << 12
@@ -111,7 +113,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             notes.append(printable(f"{path} is left out: it is too large or nested too deeply"))
             refused += 1
         except OSError as error:
-            notes.append(_cannot(path, error))
+            notes.append(cannot_text(path, error))
             refused += 1
     given = tuple(printable(str(path)) for path in paths)
     if not ranks and not snapshots:
@@ -122,14 +124,21 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     hollow = [path for path in empty if path.name.endswith((layout.SUFFIX, RING_SUFFIX))]
     notes += [printable(f"{path} is empty") for path in hollow]
     refused += len(hollow)
-    run = assemble(ranks, notes=notes, sources=given)
-    lost = tuple(rank for rank in run.missing if rank not in run.unrecorded)
-    if 0 < len(lost) <= refused:
-        # There is a file for each missing rank, so none of them left no record.
-        run = replace(run, unreadable=lost)
+    run = with_unreadable(assemble(ranks, notes=notes, sources=given), refused)
     if not snapshots:
         return run
     return with_snapshot(run, join_snapshots(snapshots, run))
+
+
+def with_unreadable(run: Run, refused: int) -> Run:
+    """Return a run whose missing ranks are unreadable if that many files are.
+
+    Args:
+        run: The run.
+        refused: Number of files that cannot be read, each of which may be that of any rank.
+    """
+    lost = tuple(rank for rank in run.missing if rank not in run.unrecorded)
+    return replace(run, unreadable=lost) if 0 < len(lost) <= refused else run
 
 
 def assemble(
@@ -209,7 +218,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
     """
 
     def refuse(error: OSError) -> None:
-        notes.append(_cannot(Path(error.filename), error))
+        notes.append(cannot_text(Path(error.filename), error))
 
     for given in paths:
         path = Path(given)
@@ -218,7 +227,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
         except FileNotFoundError:
             raise InputError(f"{printable(str(path))} does not exist") from None
         except (OSError, ValueError) as error:
-            raise InputError(_cannot(path, error)) from None
+            raise InputError(cannot_text(path, error)) from None
         if not stat.S_ISDIR(kind):
             yield path
             continue
@@ -299,7 +308,8 @@ def _advice(paths: Iterable[Path]) -> str:
     )
 
 
-def _cannot(path: Path, error: OSError | ValueError) -> str:
+def cannot_text(path: Path, error: OSError | ValueError) -> str:
+    """Return a line that says why a file cannot be read."""
     reason = getattr(error, "strerror", None) or str(error)
     return printable(f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}")
 

@@ -27,9 +27,9 @@ from ncclscope.untrusted import (
 
 WHY = "untraced"
 """Among a process's details: why it is not recorded."""
-_LONGEST_REASON = 600
+LONGEST_REASON = 600
 _MOST_PIDS = 1 << 22
-_MOST_ANCESTORS = 64
+MOST_ANCESTORS = 64
 _MAKING_NS = 10 * 10**9
 """A living process that has not finished its ring for this long is not recorded."""
 _EARLIER_NS = 60 * 10**9
@@ -71,10 +71,10 @@ def parse_untraced(page: bytes, source: str) -> Rank | None:
     now = time.time_ns()
     if about.get("final") is not True and alive and abs(now - written) < _MAKING_NS:
         return None
-    why = (text(about.get("why")) or "it gave no reason")[:_LONGEST_REASON]
+    why = (text(about.get("why")) or "it gave no reason")[:LONGEST_REASON]
     details: dict[str, object] = {name: text(about.get(name)) or "" for name in _TEXTS}
     details |= {name: integer(about[name]) for name in _NUMBERS if name in about}
-    details["ancestors"] = list(integers(about.get("ancestors"), _MOST_ANCESTORS) or ())
+    details["ancestors"] = list(integers(about.get("ancestors"), MOST_ANCESTORS) or ())
     return Rank(
         rank=rank_number(about.get("rank")),
         world_size=number(about.get("world_size")),
@@ -107,7 +107,9 @@ def of_job(untraced: Sequence[Rank], recorded: Sequence[Rank]) -> list[Rank]:
         recorded: Those that are.
     """
     known = {_identity(one) for one in recorded}
-    left = {_identity(one): one for one in untraced if _identity(one) not in known}
+    # Where hosts share a directory, only the process's own knows that it lives.
+    by_life = sorted(untraced, key=lambda one: one.alive is True)
+    left = {_identity(one): one for one in by_life if _identity(one) not in known}
     began = min((one.started_ns or 0 for one in recorded if one.rank >= 0), default=0)
     return [
         one for one in left.values() if one.alive or (one.last_seen_ns or 0) > began - _EARLIER_NS

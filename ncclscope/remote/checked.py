@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ncclscope.ring import layout
-from ncclscope.untrusted import integer, integers, text
+from ncclscope.untrusted import integer, integers, rank_number, text
 
 Value = TypeVar("Value")
 
@@ -31,6 +31,11 @@ as_integers = _strict(integers, "list of integers")
 """Return a list of 64-bit integers."""
 as_text = _strict(lambda value: text(value) if isinstance(value, str) else None, "text")
 """Return a text."""
+
+
+def as_rank(value: Any) -> int:
+    """Return a global rank; -1 for an integer that is none."""
+    return rank_number(as_integer(value))
 
 
 def as_count(value: Any) -> int:

@@ -32,12 +32,14 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.text import plural
-from ncclscope.readers import input_files
+from ncclscope.readers import cannot_text, input_files
 from ncclscope.readers.ring.ranks import read_ring
-from ncclscope.remote.spelling import Kinds, pack, spell_steps, unpack
+from ncclscope.readers.untraced import read_untraced
+from ncclscope.remote.spelling import Kinds, pack, spell_steps, spell_untraced, unpack
 from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
-from ncclscope.untrusted import printable
+from ncclscope.ring.place import UNTRACED_SUFFIX
+from ncclscope.untrusted import check_kind, printable
 
 _LONG = ("argv", "environ", "cwd", "path")
 _HEARTBEAT_NS = 2_000_000_000
@@ -53,10 +55,11 @@ class NodeServer:
     def __init__(self, paths: Sequence[str] = ()) -> None:
         self._notes: list[str] = []
         self._ranks: list[Rank] = []
+        self._untraced: list[Rank] = []
         self._members: dict[str, tuple[int, ...]] = {}
         named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
-        self._others = 0
+        self._others = self._refused = 0
         # The files stay open as long as queries may arrive.
         with economy():
             for path in self._find(roots):
@@ -87,6 +90,8 @@ class NodeServer:
                 "comms": spelled,
                 "graphs": [json.loads(graph) for graph in graphs],
                 "ranks": ranks,
+                "untraced": spell_untraced(self._untraced),
+                "refused": self._refused,
             }
         )
 
@@ -107,7 +112,7 @@ class NodeServer:
                 )
                 continue
             for path in input_files([root], self._notes):
-                if path.suffix == layout.SUFFIX:
+                if path.suffix in (layout.SUFFIX, UNTRACED_SUFFIX):
                     found.append(path)
                 else:
                     self._others += 1
@@ -115,10 +120,23 @@ class NodeServer:
 
     def _read(self, path: Path) -> None:
         try:
-            if path.stat().st_size:
-                self._ranks.append(read_ring(path))
-        except (DamagedFileError, OSError) as error:
+            check_kind(path)
+            if path.suffix == UNTRACED_SUFFIX:
+                stone = read_untraced(path)
+                self._untraced += [] if stone is None else [stone]
+                return
+            if not path.stat().st_size:
+                raise DamagedFileError(f"{path} is empty")
+            rank = read_ring(path)
+            self._ranks.append(rank)
+            # Without its metadata, a ring may be that of any rank.
+            self._refused += rank.rank < 0 and not rank.pid
+        except DamagedFileError as error:
             self._notes.append(printable(str(error)))
+            self._refused += 1
+        except OSError as error:
+            self._notes.append(cannot_text(path, error))
+            self._refused += 1
 
     # --- summarising -------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ cursors   for each communicator: its number, seq, hash, transfers, whether the b
           operation, shape, time and state
 waits     activities under way: since when, and the number of the name
 ========= ===================================================================================
+
+A report names all processes without a record if they have changed since the last report.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 from ncclscope import settings
 from ncclscope.model import Communicator
 from ncclscope.readers.ring.cursor import RingCursor
-from ncclscope.remote.spelling import Kinds, pack, unpack
+from ncclscope.remote.spelling import Kinds, pack, spell_untraced, unpack
 from ncclscope.untrusted import text
 from ncclscope.watch.jobs import Rings
 
@@ -43,6 +45,7 @@ class Reporter:
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
         self._rings = Rings(*roots)
         self._reported: dict[Path, object] = {}
+        self._untraced: frozenset[Path] = frozenset()
         self._comms: dict[Communicator, int] = {}
         self._number = 0
 
@@ -64,6 +67,9 @@ class Reporter:
         for path in gone:
             del self._reported[path]
         number, self._number = self._number, self._number + 1
+        before, self._untraced = self._untraced, frozenset(self._rings.untraced)
+        has_changed = self._untraced != before
+        untraced = {"untraced": spell_untraced(self._rings.untraced.values())}
         return pack(
             {
                 "number": number,
@@ -75,6 +81,7 @@ class Reporter:
                     for comm in list(self._comms)[described:]
                 ],
                 "notes": list(self._rings.notes.values()),
+                **(untraced if has_changed else {}),
             }
         )
 

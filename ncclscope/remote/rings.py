@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Protocol
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.readers.untraced import separate_untraced
 from ncclscope.remote.checked import as_count, as_integer, as_integers, as_list, as_text
 from ncclscope.remote.cursor import RemoteCursor
 from ncclscope.remote.fleet import INVALID, Client, Fleet, LostNodeError
-from ncclscope.remote.run import open_remote_run, remote_ranks
-from ncclscope.remote.spelling import pack, read_calls, unpack
+from ncclscope.remote.run import Unread, open_remote_run, remote_ranks
+from ncclscope.remote.spelling import pack, read_calls, read_untraced_rows, unpack
 from ncclscope.untrusted import integer, printable
 from ncclscope.watch.jobs import Rings
 
@@ -174,12 +175,14 @@ class RemoteRings(Rings):
             lost = {node: reason for node, (reason, _) in self._failed.items()}
             left_out = {*lost, *self._silent}
             try:
-                found = remote_ranks(Fleet(self._client), [], lost)
+                found = remote_ranks(Fleet(self._client), Unread(), lost)
             except InputError:
                 found = []
             for node in lost.keys() - left_out:
                 self.leave_out(LostNodeError(node, lost[node]))
             self._ranks = {Path(rank.source): rank for rank in found}
+            # A report that did not arrive may have named them.
+            self.untraced |= {Path(one.source): one for one in separate_untraced(found)[1]}
         return self._ranks
 
     def _take(self, node: int, report: Mapping[str, Any], now: float) -> list[RingCursor]:
@@ -191,6 +194,8 @@ class RemoteRings(Rings):
             for key, label, ranks, backend in report["comms"]
         ]
         self._comms[node] = comms
+        if begins or "untraced" in report:
+            self._note_untraced(node, read_untraced_rows(report.get("untraced", []), node))
         gone = [_place(node, as_text(path)) for path in report["gone"]]
         if begins:  # a first report, also after a reconnection, has a row for each ring
             here = {_place(node, as_text(row[0][0])) for row in report["rows"]}
@@ -211,6 +216,15 @@ class RemoteRings(Rings):
                 moved.append(cursor)
             self.cursors[place] = cursor
         return moved
+
+    def _note_untraced(self, node: int, processes: Sequence[Rank]) -> None:
+        """Replace the processes without a record that a node has named."""
+        others = {
+            path: one
+            for path, one in self.untraced.items()
+            if not str(path).startswith(str(_place(node, "")))
+        }
+        self.untraced = {**others, **{Path(one.source): one for one in processes}}
 
     def _clock_of(self, node: int, wall_ns: int) -> int:
         """Return the nanoseconds that a node's wall clock is ahead; 0 for less than some seconds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ncclscope.analysis.waits.posting_order import WINDOWS
@@ -13,25 +13,26 @@ from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph
 from ncclscope.model.metadata import read_about
 from ncclscope.model.text import plural
-from ncclscope.readers import assemble
+from ncclscope.readers import assemble, with_unreadable
 from ncclscope.remote.checked import (
     as_count,
     as_flag,
     as_hash,
     as_integer,
+    as_rank,
     as_row,
     as_text,
     optional,
 )
 from ncclscope.remote.fleet import Fleet, LostNodeError, Query
 from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
-from ncclscope.remote.spelling import read_calls, read_steps
+from ncclscope.remote.spelling import read_calls, read_steps, read_untraced_rows
 from ncclscope.untrusted import MAX_RANKS, integers, printable, texts
 
 _FLAGS = ("beating", "stopped", "waits_for_input")
 """Details that a node adds to the metadata in a ring."""
 _ABOUT: dict[str, Callable[[Any], Any]] = {
-    "rank": lambda rank: as_integer(rank) if rank < MAX_RANKS else -1,
+    "rank": as_rank,
     "world_size": as_integer,
     "host": as_text,
     "pid": as_integer,
@@ -54,6 +55,19 @@ _ACTIVITY = (
 )
 
 
+@dataclass
+class Unread:
+    """What could not be read.
+
+    Attributes:
+        notes: A note for each node that failed, and the other nodes' notes.
+        files: Number of files that the other nodes could not read.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    files: int = 0
+
+
 def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
     """Build a run from the rings of all nodes.
 
@@ -68,30 +82,32 @@ def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
         NothingFoundError: No node has a ring.
         InputError: No node answers.
     """
-    notes: list[str] = []
-    found = remote_ranks(fleet, notes)
+    unread = Unread()
+    found = remote_ranks(fleet, unread)
     if not found:
         raise NothingFoundError(
             f"no ring found on {plural(len(fleet.names), 'node')}"
-            f"{': ' + notes[0] if notes else ''}",
+            f"{': ' + unread.notes[0] if unread.notes else ''}",
             "name the directory that NCCLSCOPE_DIR had there",
         )
     # Users need the path on the node, without the node's number.
     ranks = [replace(rank, source=rank.source.partition(":")[2]) for rank in found]
-    return assemble(ranks, notes=notes, sources=tuple(sources))
+    run = assemble(ranks, notes=unread.notes, sources=tuple(sources))
+    return with_unreadable(run, unread.files)
 
 
-def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = None) -> list[Rank]:
+def remote_ranks(fleet: Fleet, unread: Unread, lost: dict[int, str] | None = None) -> list[Rank]:
     """Return the processes of all nodes.
 
     Args:
         fleet: The nodes.
-        notes: Receives a note for each node that failed, and the other nodes' notes.
+        unread: Receives what could not be read.
         lost: Nodes to leave out; receives those that fail, with the reason. If None, an invalid
             answer is an error.
 
     Returns:
-        Ranks whose source is ``NODE:PATH``: the node's number and the ring's path there.
+        Ranks whose source is ``NODE:PATH``: the node's number and the path of the ring there, or
+        of the file of a process without a record.
 
     Raises:
         InputError: No node answers, or, without `lost`, a node sends an invalid answer.
@@ -115,15 +131,20 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
             lost[node] = "it sent an invalid summary"
     if not summaries:
         raise InputError(failed[0] if failed else "there is no node")
-    notes += failed + remarks
+    unread.notes += failed + remarks
     while summaries:
         try:
             shared = Shared()
             members = _members(fleet, summaries)
             ranks: list[Rank] = []
+            files = 0
             for node, summary in summaries.items():
                 with fleet.valid(node):
                     ranks += _ranks(fleet, node, summary, members, shared)
+                    # Absent in summaries of older versions.
+                    ranks += read_untraced_rows(summary.get("untraced", []), node)
+                    files += as_count(summary.get("refused", 0))
+            unread.files = files
             return ranks
         except LostNodeError as error:
             if lost is None:

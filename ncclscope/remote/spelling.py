@@ -9,24 +9,28 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from typing import Any
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.model import Call, State, Step
+from ncclscope.model import Call, Rank, State, Step
 from ncclscope.model.graphs import Replay
+from ncclscope.readers.untraced import LONGEST_REASON, MOST_ANCESTORS, WHY
 from ncclscope.remote.checked import (
     as_count,
     as_flag,
     as_hash,
     as_integer,
     as_integers,
+    as_list,
+    as_rank,
     as_row,
     as_text,
     optional,
 )
-from ncclscope.untrusted import json_memory, parse
+from ncclscope.ring.tombstone import PAGE
+from ncclscope.untrusted import MAX_RANKS, json_memory, parse
 
 _LEVEL = 6
 _MOST_BYTES = 1 << 28
@@ -47,6 +51,30 @@ _KIND = {
 }
 """Fields that all calls of a kind share, in the order of the message, and their readers."""
 _STEP = (as_count, as_count, optional(as_count), as_flag)
+
+
+def _as_name(value: Any) -> str:
+    """Return a text that fits into the file of a process without a record."""
+    return as_text(value)[:PAGE]
+
+
+_UNTRACED: dict[str, Callable[[Any], Any]] = {
+    "rank": as_rank,
+    "world_size": as_count,
+    "host": _as_name,
+    "pid": as_count,
+    **dict.fromkeys(("started_ns", "last_seen_ns"), _NUMBER),
+    "alive": optional(as_flag),
+    "source": as_text,
+}
+"""Fields of a process without a record in the order of the message, and their readers."""
+_UNTRACED_DETAILS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("boot_id", "run"), _as_name),
+    **dict.fromkeys(("parent", "pid_namespace", "start_ticks", "attempt"), _NUMBER),
+    "ancestors": lambda pids: list(as_integers(pids)[:MOST_ANCESTORS]),
+    WHY: lambda why: as_text(why)[:LONGEST_REASON],
+}
+"""Its details, which follow in the same row."""
 
 
 def pack(document: Any) -> bytes:
@@ -142,6 +170,39 @@ def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
 def read_steps(rows: Sequence[Sequence[Any]]) -> list[Step]:
     """Return the steps of rows."""
     return [Step(*as_row(_STEP, row)) for row in rows]
+
+
+def spell_untraced(processes: Iterable[Rank]) -> list[list[Any]]:
+    """Return processes without a record as rows."""
+    return [
+        [getattr(one, name) for name in _UNTRACED]
+        + [one.details.get(name) for name in _UNTRACED_DETAILS]
+        for one in processes
+    ]
+
+
+def read_untraced_rows(rows: Any, node: int) -> list[Rank]:
+    """Return the processes without a record of a node.
+
+    Args:
+        rows: What :func:`spell_untraced` has returned there.
+        node: Number of the node, which precedes each path.
+
+    Raises:
+        TypeError: They are no rows.
+        ValueError: They are more than a job has, or not of this kind.
+    """
+    if len(as_list(rows)) > MAX_RANKS:
+        raise ValueError("more processes than any job has")
+    readers = {**_UNTRACED, **_UNTRACED_DETAILS}
+    found = []
+    for row in rows:
+        values = dict(zip(readers, as_row(readers.values(), as_list(row)), strict=True))
+        about = {name: values.pop(name) for name in _UNTRACED}
+        about["source"] = f"{node}:{about['source']}"
+        details = {name: value for name, value in values.items() if value is not None}
+        found.append(Rank(**about, details=details))
+    return found
 
 
 def _differences(numbers: Sequence[int]) -> list[int]:

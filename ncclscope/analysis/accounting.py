@@ -39,8 +39,20 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if not any(map(_is_wait, causes)) or any(one.comm is None for one in causes):
         return list(findings)
     graph = wait_graph(case)
-    found = _accounted(case, graph, findings)
+    found = _accounted(case, graph, _without_redundant(graph, findings))
     return [_proved(graph, one, found) if one.role == "cause" else one for one in found]
+
+
+def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with waits as consequences where the calls that differ account for all."""
+    told = _named([one for one in findings if not _is_wait(one)])
+    if not told or graph.released(told) != graph.waits.keys():
+        return list(findings)
+    kept = graph.abnormal - told
+    return [
+        as_consequence(one) if _is_wait(one) and not kept.intersection(one.diverging_ranks) else one
+        for one in findings
+    ]
 
 
 def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:

@@ -51,9 +51,7 @@ def _only_one_ahead(logs: Mapping[int, CallLog]) -> int | None:
     return first if most and all(count == most - 1 for _, count in others) else None
 
 
-def _strayed(
-    case: Case, rank: int, key: str, by_comm: Mapping[str, Difference]
-) -> Iterator[Swap]:
+def _strayed(case: Case, rank: int, key: str, by_comm: Mapping[str, Difference]) -> Iterator[Swap]:
     """Yield the call of a rank on a communicator, if its peers posted it on another one."""
     log = case.logs(key)[rank]
     seq = by_comm[key].seq if key in by_comm else log.calls
@@ -66,7 +64,7 @@ def _strayed(
     here = next((one.call(seq) for one in others if one.first <= seq <= one.calls), None)
     if any(_is_usual(one, seq, call) for one in (log, *others)):
         return  # it may belong here, though earlier or later
-    if seq == 1 and len(others) == 1 and here is None:
+    if seq == 1 and here is None and len(case.run.communicators[key].ranks) == 2:
         return  # the first call of a pair, which the other member may have left out
     for other in case.run.by_rank[rank].logs.keys() - {key}:
         own = case.logs(other)[rank]

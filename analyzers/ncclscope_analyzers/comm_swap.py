@@ -39,8 +39,9 @@ class CommSwap:
                 kind=self.name,
                 summary=(
                     f"{sentence(rank_text(case.run, swap.rank))} made {plural(swap.count, 'call')} "
-                    f"on {here} that {verb(range(swap.count), 'belong')} on {there}: call {swap.seq} on {name} is "
-                    f"{call_text(swap.odd_call)} there, {_peers_text(swap)}."
+                    f"on {here} that {verb(range(swap.count), 'belong')} on {there}: "
+                    f"call {swap.seq} on {name} is {call_text(swap.odd_call)} there, "
+                    f"{_peers_text(swap)}."
                 ),
                 comm=swap.comm,
                 seq=swap.seq,

@@ -30,8 +30,8 @@ def find_strayed(case: Case) -> list[Swap]:
     by_comm = {each.comm.key: each for each in reversed(case.differences)}
     suspects: dict[int, list[str]] = {}
     for each in by_comm.values():
-        for rank in each.odd or each.peers:
-            suspects.setdefault(rank, []).append(each.comm.key)
+        for number in each.odd or each.peers:
+            suspects.setdefault(number, []).append(each.comm.key)
     if case.stalled:
         for key in case.run.communicators.keys() - by_comm.keys():
             rank = _only_one_ahead(case.logs(key))
@@ -46,8 +46,10 @@ def find_strayed(case: Case) -> list[Swap]:
 
 def _only_one_ahead(logs: Mapping[int, CallLog]) -> int | None:
     """Return the only member that posted a call to which no other has come."""
-    counts = Counter({rank: log.calls for rank, log in logs.items()}).most_common(2)
-    (first, most), *others = counts or [(None, 0)]
+    counts = Counter({rank: log.calls for rank, log in logs.items()}).most_common()
+    if not counts:
+        return None
+    (first, most), *others = counts
     return first if most and all(count == most - 1 for _, count in others) else None
 
 

@@ -53,7 +53,7 @@ def test_another_call_in_place_of_the_peers_shows_the_same(cluster_of: ClusterOf
     found = _cause(cluster)
 
     assert (found.kind, found.diverging_ranks) == ("comm_swap", (2,))
-    assert found.confidence == "likely"  # rank 3 alone shows what belongs there
+    assert found.confidence == "certain"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,11 @@ def test_one_call_before_the_peers_first_may_be_early(cluster_of: ClusterOf, ste
     assert found.confidence == ("certain" if steps else "likely")
 
 
-@pytest.mark.parametrize(("line", "confidence"), [(25, "certain"), (50, "likely")])
+@pytest.mark.parametrize(
+    ("line", "kind", "confidence"), [(25, "op_mismatch", "certain"), (50, "missing_call", "likely")]
+)
 def test_an_operation_from_after_the_loop_may_follow_a_round_left_out(
-    cluster_of: ClusterOf, line: int, confidence: str
+    cluster_of: ClusterOf, line: int, kind: str, confidence: str
 ) -> None:
     """A call that not each round has hides the period, but not where the loop ends."""
     cluster = cluster_of(4)
@@ -115,5 +117,16 @@ def test_an_operation_from_after_the_loop_may_follow_a_round_left_out(
 
     found = _cause(cluster)
 
-    assert (found.kind, found.diverging_ranks) == ("op_mismatch", (1,))
+    assert (found.kind, found.diverging_ranks) == (kind, (1,))
     assert found.confidence == confidence
+
+
+def test_an_operation_in_the_first_round_may_follow_a_skip(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.post([0, 2, 3], "world", site=LINE, done=False)
+    cluster.post([1], "world", "barrier", shape=None, dtype=None, site=OWN, done=False)
+
+    found = _cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("op_mismatch", (1,))
+    assert found.confidence == "likely"

@@ -270,7 +270,8 @@ class Case(Records):
         """Calls posted on the wrong communicator: missing on one, extra on another."""
         found = find_swaps(self, self.differences, self.described)
         known = {swap.rank for swap in found}
-        return [*found, *(swap for swap in find_strayed(self) if swap.rank not in known)]
+        strayed = find_strayed(self, self.differences, stalled=self.stalled)
+        return [*found, *(swap for swap in strayed if swap.rank not in known)]
 
     # --- life and death ------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ same line, in which its peers wait for it on a communicator on which it has not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.sequences.habit import PAST, habit_of
@@ -17,29 +17,37 @@ from ncclscope.model import Call
 from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.difference import Difference
 
 Line = tuple[object, ...]
 
 
-def find_strayed(case: Case) -> list[Swap]:
-    """Return calls that were posted on another communicator, at most one for each rank."""
-    if case.run.window:
+def find_strayed(
+    records: Records, differences: Sequence[Difference], *, stalled: bool
+) -> list[Swap]:
+    """Return calls that were posted on another communicator, at most one for each rank.
+
+    Args:
+        records: The records.
+        differences: The differences that the job has not survived.
+        stalled: Whether ranks are stuck, so that who is ahead shows something.
+    """
+    if records.run.window:
         return []
-    by_comm = {each.comm.key: each for each in reversed(case.differences)}
+    by_comm = {each.comm.key: each for each in reversed(differences)}
     suspects: dict[int, list[str]] = {}
     for each in by_comm.values():
         for number in each.odd or each.peers:
             suspects.setdefault(number, []).append(each.comm.key)
-    if case.stalled:
-        for key in case.run.communicators.keys() - by_comm.keys():
-            rank = _only_one_ahead(case.logs(key))
+    if stalled:
+        for key in records.run.communicators.keys() - by_comm.keys():
+            rank = _only_one_ahead(records.logs(key))
             if rank is not None:
                 suspects.setdefault(rank, []).append(key)
     found = []
     for rank, keys in sorted(suspects.items()):
-        strayed = [one for key in sorted(keys) for one in _strayed(case, rank, key, by_comm)]
+        strayed = [one for key in sorted(keys) for one in _strayed(records, rank, key, by_comm)]
         found += strayed[:1]
     return found
 
@@ -53,29 +61,31 @@ def _only_one_ahead(logs: Mapping[int, CallLog]) -> int | None:
     return first if most and all(count == most - 1 for _, count in others) else None
 
 
-def _strayed(case: Case, rank: int, key: str, by_comm: Mapping[str, Difference]) -> Iterator[Swap]:
+def _strayed(
+    records: Records, rank: int, key: str, by_comm: Mapping[str, Difference]
+) -> Iterator[Swap]:
     """Yield the call of a rank on a communicator, if its peers posted it on another one."""
-    log = case.logs(key)[rank]
+    log = records.logs(key)[rank]
     seq = by_comm[key].seq if key in by_comm else log.calls
     if not log.first <= seq <= log.calls:
         return
     call = log.call(seq)
     if call.site is None:
         return
-    others = [one for number, one in case.logs(key).items() if number != rank]
+    others = [one for number, one in records.logs(key).items() if number != rank]
     here = next((one.call(seq) for one in others if one.first <= seq <= one.calls), None)
     if any(_is_usual(one, seq, call) for one in (log, *others)):
         return  # it may belong here, though earlier or later
-    if seq == 1 and here is None and len(case.run.communicators[key].ranks) == 2:
+    if seq == 1 and here is None and len(records.run.communicators[key].ranks) == 2:
         return  # the first call of a pair, which the other member may have left out
-    for other in case.run.by_rank[rank].logs.keys() - {key}:
-        own = case.logs(other)[rank]
+    for other in records.run.by_rank[rank].logs.keys() - {key}:
+        own = records.logs(other)[rank]
         number = by_comm[other].seq if other in by_comm else own.calls + 1
         if not _stands_between(own, number, call):
             continue
         posted = {
             member: each.call(number)
-            for member, each in case.logs(other).items()
+            for member, each in records.logs(other).items()
             if member != rank and each.first <= number <= each.calls
         }
         if not posted or {_line(one) for one in posted.values()} != {_line(call)}:
@@ -85,12 +95,12 @@ def _strayed(case: Case, rank: int, key: str, by_comm: Mapping[str, Difference])
         if usual or decided:
             yield Swap(
                 rank=rank,
-                comm=case.run.communicators[key],
+                comm=records.run.communicators[key],
                 seq=seq,
                 odd_call=call,
                 peer_call=here,
-                peers=tuple(member for member in sorted(case.logs(key)) if member != rank),
-                fewer=case.run.communicators[other],
+                peers=tuple(member for member in sorted(records.logs(key)) if member != rank),
+                fewer=records.run.communicators[other],
                 missed=next(iter(posted.values())),
                 count=1,
                 difference=by_comm.get(key),

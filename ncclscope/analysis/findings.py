@@ -85,7 +85,10 @@ def _may_be_elsewhere(case: Case, difference: Difference) -> bool:
     past = log.span(max(log.first, difference.seq - PAST), difference.seq)
     place = known_by(odd, by_line=True)
     own = [one.signature for one in past if known_by(one, by_line=True) == place]
-    return len({*own}) > 1 if place == known_by(peer, by_line=True) else bool(own)
+    if place != known_by(peer, by_line=True):
+        return bool(own)
+    once = len(own) == 1 and own[0] != peer.signature  # too few to know that it has one size
+    return once or len({*own}) > 1
 
 
 def _follows_equal_calls(case: Case, difference: Difference) -> bool:

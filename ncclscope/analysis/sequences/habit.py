@@ -134,10 +134,15 @@ def usual_next(log: CallLog, seq: int) -> tuple[Habit, str | None] | None:
     Returns:
         None where fewer than two such calls were followed by another, or not always by the same.
     """
+    following = followers(log, seq)
+    return following[0] if len(following) > 1 and len({*following}) == 1 else None
+
+
+def followers(log: CallLog, seq: int) -> list[tuple[Habit, str | None]]:
+    """Return the repeating parts and lines of the calls that have followed one lately."""
     calls = log.span(max(log.first, seq + 1 - PAST), seq + 1)
     past = [(habit_of(one), one.site) for one in calls]
-    following = [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
-    return following[0] if len(following) > 1 and len({*following}) == 1 else None
+    return [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
 
 
 def is_due(log: CallLog, call: Call) -> bool:

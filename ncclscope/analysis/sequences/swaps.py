@@ -34,6 +34,7 @@ class Swap:
         other: The difference on ``fewer``; None where the rank is only behind there.
         exchanged: Whether as many calls went the other way: the rank mixed up the two
             communicators.
+        confidence: How sure it is; empty where that follows from the differences.
     """
 
     rank: int
@@ -48,6 +49,12 @@ class Swap:
     difference: Difference | None
     other: Difference | None
     exchanged: bool = False
+    confidence: str = ""
+
+    @property
+    def source(self) -> Difference | None:
+        """The difference that shows it first; None where no sequences differ."""
+        return self.difference or self.other
 
     @property
     def in_question(self) -> bool:

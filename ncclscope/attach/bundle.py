@@ -4,7 +4,7 @@
 file               contents
 ================== =========================================================================
 attach.json        the process snapshot; :mod:`ncclscope.readers.bundle` reads it
-rings/             copies of the rings of a traced job, compressed by gzip
+rings/             copies of the rings of a traced job, compressed by gzip, and of *.untraced
 flight_recorder/   dumps that the job wrote on request
 ras.txt            the answer of NCCL's RAS, unchanged
 verdict.json       the verdict, for scripts
@@ -37,8 +37,9 @@ from ncclscope.private import (
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.ring import entries, layout
 from ncclscope.ring.image import RingImage
+from ncclscope.ring.tombstone import PAGE
 from ncclscope.stamp import stamped
-from ncclscope.untrusted import parse
+from ncclscope.untrusted import open_regular, parse, parse_object
 
 _SECRET_FIELDS = ("argv", "environ", "cwd", "path")
 _SITES = ("created_at", "site", "user_site")
@@ -104,6 +105,8 @@ def write_bundle(
     except OSError as error:
         raise _unusable(directory, error) from None
     failed += _copy(sample.rings, directory / "rings", _redacted if redacted else pack_private)
+    keep = _redacted_page if redacted else copy_private
+    failed += _copy(sample.untraced, directory / "rings", keep, "")
     if sample.dumps and redacted:
         failed.append("Flight Recorder dumps hold paths and are left out of a redacted bundle")
     else:
@@ -224,6 +227,13 @@ def _redacted(source: Path, target: Path) -> None:
         pack_private(plain, target)
     finally:
         plain.unlink(missing_ok=True)
+
+
+def _redacted_page(source: Path, target: Path) -> None:
+    """Write a copy of the file of a process without a record, with no paths in its reason."""
+    with open(open_regular(source, follow=False), "rb") as file:
+        about = parse_object(file.read(PAGE))
+    write_private(target, json.dumps(_redact_texts(about)) + "\n")
 
 
 def _redact_ring(path: Path) -> None:

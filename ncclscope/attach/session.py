@@ -34,7 +34,7 @@ from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, Snapshot, Source, Worker
-from ncclscope.readers import assemble, open_run, ring_files
+from ncclscope.readers import assemble, open_run, ring_files, untraced_files
 from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.untrusted import printable
@@ -91,6 +91,11 @@ class JobSample:
     run: Run
     rings: tuple[Path, ...] = ()
     dumps: tuple[Path, ...] = ()
+
+    @property
+    def untraced(self) -> tuple[Path, ...]:
+        """Files of the job's processes without a record."""
+        return tuple(Path(one.source) for one in self.run.untraced)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -222,7 +227,8 @@ def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
     try:
         # Traces and dumps that lie beside the rings are no evidence of what happens now.
         directories = sorted({file.parent for file in files})
-        run = open_run(*(ring for one in directories for ring in sorted(ring_files(one))))
+        rings = [path for one in directories for path in sorted(ring_files(one))]
+        run = open_run(*rings, *(path for one in directories for path in untraced_files(one)))
         run = replace(run, sources=tuple(printable(str(one)) for one in directories))
         sources = {Path(process.source) for process in run.processes}
         if not set(files) <= sources:

@@ -31,6 +31,7 @@ from ncclscope.readers import input_files
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.readers.nodes import NODE_FILE, VERSION, describe_ring
 from ncclscope.ring import layout
+from ncclscope.ring.place import UNTRACED_SUFFIX
 from ncclscope.untrusted import printable
 
 
@@ -126,7 +127,7 @@ def _files(
         for path in _below(root, notes):
             yield _name(base, root, path), path
     if seen is not None:
-        for path in (*seen.rings, *seen.dumps):
+        for path in (*seen.rings, *seen.untraced, *seen.dumps):
             if not any(_is_below(path, root) for root in roots):
                 yield f"moved/{path.name}", path
 
@@ -151,7 +152,7 @@ def _is_below(path: Path, root: Path) -> bool:
 def _describe(sent: _Sent) -> dict[str, Any]:
     rings = {}
     for name, path in sent.files.items():
-        if isinstance(path, Path) and name.endswith(layout.SUFFIX):
+        if isinstance(path, Path) and name.endswith((layout.SUFFIX, UNTRACED_SUFFIX)):
             about = describe_ring(path)
             if about:
                 rings[name] = about

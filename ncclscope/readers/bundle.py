@@ -130,6 +130,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         ranks=tuple(ranks[number_] for number_ in sorted(ranks)),
         communicators=run.communicators if recorded else {},
         expected=max([run.expected, min(world, MAX_RANKS), *(n + 1 for n in ranks)], default=0),
+        untraced=tuple(one for one in run.untraced if one.rank not in ranks),
         notes=(*run.notes, *notes),
         snapshot=snapshot,
         kernel=snapshot.kernel,

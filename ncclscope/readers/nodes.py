@@ -16,6 +16,8 @@ from typing import Any
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank
 from ncclscope.readers.ring.ranks import is_alive
+from ncclscope.readers.untraced import read_untraced
+from ncclscope.ring.place import UNTRACED_SUFFIX
 from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer, open_regular, parse, printable, text
 
@@ -33,10 +35,16 @@ _HEARTBEAT_NS = 2_000_000_000
 def describe_ring(path: Path) -> dict[str, Any]:
     """Return whether the process of a ring is alive; empty if the file is not a ring.
 
+    Args:
+        path: A ring, or the file of a process without a record.
+
     Returns:
         ``alive``: true, false, or null if unknown; ``beats``: whether its heartbeat is recent.
     """
     try:
+        if path.suffix == UNTRACED_SUFFIX:
+            stone = read_untraced(path)
+            return {} if stone is None else {"alive": stone.alive, "beats": False}
         with RingFile(path) as ring:
             about = ring.about
             pid = integer(about.get("pid")) or 0

@@ -197,7 +197,8 @@ def _add_snapshot(
     if not pids:
         return
     with contextlib.suppress(NcclscopeError, OSError):
-        seen = replace(sample_job(Options(pids=tuple(pids), gap=SAMPLE_SECONDS)), rings=())
+        seen = sample_job(Options(pids=tuple(pids), gap=SAMPLE_SECONDS))
+        seen = replace(seen, rings=(), run=replace(seen.run, untraced=()))  # copied already
         with_snapshot = replace(verdict, run=replace(verdict.run, snapshot=seen.snapshot))
         bundles.write_bundle(bundle, seen, with_snapshot.to_dict(), screen(with_snapshot))
 

@@ -15,13 +15,14 @@ from ncclscope import open_run
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach.bundle import redact, write_bundle
 from ncclscope.attach.flight_pipe import PIPE_VARIABLE, ask_for_dump
-from ncclscope.attach.session import JobSample
+from ncclscope.attach.session import JobSample, _read_rings
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model.sites import join
 from ncclscope.readers import assemble
 from ncclscope.readers.bundle import CAPTURE_FILE, read_snapshot, with_snapshot
 from ncclscope.render.console.attach import render_attach
 from ncclscope.render.console.terminal import plain_text
+from ncclscope.ring.tombstone import page_of
 from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history
@@ -163,6 +164,31 @@ def test_rings_of_a_redacted_bundle_hold_no_command_line(tmp_path: Path) -> None
         assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("op_mismatch", (2,))
         assert verdict.cause.confidence == "certain"
         assert verdict.coverage.complete  # redacted texts pass their checksums
+
+
+def test_ranks_without_a_record_stay_known_in_bundles(tmp_path: Path) -> None:
+    """Rank 3 is not recorded; where its stacks were read, it is a rank like any other."""
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.tracers[3].close()
+    Path(cluster.tracers[3].path).unlink()
+    about = {"rank": 3, "world_size": 4, "host": "vm", "pid": 77, "boot_id": "another"}
+    page = page_of(about, "no ring can be created in /home/alice/rings")
+    (cluster.directory / "x.untraced").write_bytes(page)
+    run, rings = _read_rings([Path(tracer.path) for tracer in cluster.tracers[:3]])
+    assert run is not None
+    assert ([one.rank for one in run.untraced], len(rings)) == ([3], 3)
+    seen = with_snapshot(run, snapshot(worker(rank, REDUCE) for rank in range(3)))
+    assert (seen.missing, [one.rank for one in seen.untraced]) == ((3,), [3])
+    every = with_snapshot(run, snapshot(worker(rank, REDUCE) for rank in range(4)))
+    assert (every.missing, every.untraced) == ((), ())
+    for redacted in (False, True):
+        folder = tmp_path / f"bundle-{redacted}"
+        assert write_bundle(folder, JobSample(seen, ()), {}, "", redacted=redacted) == []
+        (copy,) = (folder / "rings").iterdir()
+        assert (b"alice" in copy.read_bytes()) != redacted
+        (one,) = open_run(folder).untraced
+        assert (one.rank, one.pid) == (3, 77)
 
 
 def test_a_redacted_bundle_names_files_without_folders(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,9 @@ import pytest
 
 from ncclscope import Run, Tracer, diagnose, open_run, procfs
 from ncclscope.analysis.verdict import Verdict
+from ncclscope.collect.archive import UnpackedArchive
+from ncclscope.collect.archive import unpack as unpack_archive
+from ncclscope.collect.node import Wanted, write_node
 from ncclscope.collect.programs import ProgramNode
 from ncclscope.errors import NcclscopeError, RingError
 from ncclscope.remote.fleet import Fleet
@@ -432,6 +436,24 @@ def test_hosts_that_share_a_directory_name_a_process_once(rings: Path) -> None:
         (one,) = open_remote_run(Fleet(client)).untraced
         process.kill()
     assert (one.rank, one.alive) == (3, True)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_collected_files_say_the_same(job: Job, tmp_path: Path, lives: bool) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        path = untraced(job.node_of(3), 3, process.pid if lives else 0)
+        target = io.BytesIO()
+        write_node(target, Wanted((str(job.directory),), stacks=False))
+        local = verdict_on(open_run(job.directory))
+        process.kill()
+    target.seek(0)
+    unpack_archive(target.read, tmp_path, UnpackedArchive())
+
+    run = open_run(tmp_path)
+
+    assert [one.alive for one in run.untraced] == [lives]
+    assert verdict_on(run) == local
+    assert [*tmp_path.rglob(path.name)]
 
 
 # --- real servers ----------------------------------------------------------------------------

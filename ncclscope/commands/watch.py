@@ -270,7 +270,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
         poll = watcher.poll()
     verdict = poll.verdict
     if verdict is None:
-        if not poll.ranks:
+        if not poll.ranks and not watcher.untraced:
             named = " ".join(watcher.sources)
             moved = moved_text(watcher.directories)
             advice = moved or "for a job that was not traced: ncclscope attach"

@@ -104,6 +104,11 @@ class Watcher:
         return tuple(self._rings.notes.values())
 
     @property
+    def untraced(self) -> tuple[Rank, ...]:
+        """Processes that are not recorded."""
+        return tuple(self._rings.untraced.values())
+
+    @property
     def is_undecided(self) -> bool:
         """Whether another GPU sample, some seconds later, may change the verdict."""
         return self._gpus is not None and self._gpus.is_undecided
@@ -378,7 +383,7 @@ class Watcher:
         return verdict
 
     def _assembled(self, ranks: Sequence[Rank]) -> Run:
-        return assemble([*ranks, *self._rings.untraced.values()], sources=self.sources)
+        return assemble([*ranks, *self.untraced], sources=self.sources)
 
     def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:
         """Return the stuck ranks and the members of the communicators that they are stuck on."""

@@ -17,6 +17,7 @@ import pytest
 
 from ncclscope import Tracer
 from ncclscope.launch.rank_process import free_port
+from ncclscope.ring.tombstone import page_of
 from tests.support.nodes import environment, ncclscope
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -88,6 +89,38 @@ def test_rings_come_by_ssh(ssh: str, tmp_path: Path, rings: Path) -> None:
     assert node["received_bytes"] < 300_000
     verdict = ncclscope("diagnose", target, "--json")
     assert json.loads(verdict.stdout)["verdict"]["seq"] == 7
+
+
+@pytest.mark.parametrize("recorded", [3, 0])
+def test_ranks_without_a_record_are_known_by_ssh(
+    ssh: str, tmp_path: Path, rings: Path, recorded: int
+) -> None:
+    """One verdict by a watch on the host, one on what was collected, one on the directory."""
+    for rank in range(4):
+        if rank < recorded:
+            tracer = Tracer(rings, rank=rank, world_size=4, heartbeat=False)
+            tracer.record(tracer.communicator("K", "tp:0", range(4), "nccl"), "barrier")
+            tracer.close()
+        else:
+            about = {"rank": rank, "world_size": 4, "host": "node-b", "pid": 100 + rank}
+            page = page_of({**about, "boot_id": "another"}, "no place takes a ring")
+            (rings / f"{rank}.untraced").write_bytes(page)
+    reach = ("--ssh", "127.0.0.1", "--ssh-command", ssh, "--command")
+    command = f"env PYTHONPATH={environment()['PYTHONPATH']} {sys.executable} -m ncclscope"
+    done = ncclscope("collect", *reach, command, "--no-stacks", "-o", tmp_path / "hang", rings)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = [
+        ncclscope("watch", *reach, command, "--once", "--json", rings),
+        ncclscope("watch", "--once", "--json", rings),
+        ncclscope("diagnose", tmp_path / "hang", "--json"),
+        ncclscope("diagnose", rings, "--json"),
+    ]
+    documents = [json.loads(one.stdout) for one in found]
+    for document in documents:
+        assert document["status"] == documents[-1]["status"]
+        assert document["verdict"] == documents[-1]["verdict"]
+        assert document["ranks"] == documents[-1]["ranks"]
+    assert [one["rank"] for one in documents[0]["ranks"]["untraced"]] == [*range(recorded, 4)]
 
 
 def test_a_host_that_refuses_says_so(ssh: str, tmp_path: Path) -> None:

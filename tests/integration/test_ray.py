@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
+from ncclscope.ring.tombstone import page_of
 from ncclscope.tracing.tracer import Comm
 from tests.support.clusters import cluster
 from tests.support.nodes import environment, ncclscope
@@ -166,6 +167,21 @@ def test_nodes_examine_their_own_rings(ray_cluster: Any, directories: dict[str, 
     assert document == local
     assert document["verdict"]["diverging_ranks"] == [DIVERGING]
     assert document["ranks"] == ALL_RANKS
+
+
+@pytest.mark.usefixtures("diverged")
+def test_nodes_name_ranks_without_a_record(ray_cluster: Any, directories: dict[str, Path]) -> None:
+    path = directories["node-b"] / "4.untraced"
+    about = {"rank": 4, "world_size": 5, "host": "node-b", "pid": 104, "boot_id": "another"}
+    path.write_bytes(page_of(about, "no place takes a ring"))
+    try:
+        there = json.loads(ray(ray_cluster, *documented()["diagnose"], "--json").stdout)
+        local = json.loads(ncclscope("diagnose", *directories.values(), "--json").stdout)
+    finally:
+        path.unlink()
+    for name in ("status", "ranks", "verdict", "coverage", "notes"):
+        assert there[name] == local[name]
+    assert [one["rank"] for one in there["ranks"]["untraced"]] == [4]
 
 
 def test_a_directory_that_no_node_has(ray_cluster: Any, tmp_path: Path) -> None:

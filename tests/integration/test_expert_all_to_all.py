@@ -209,7 +209,7 @@ def test_the_rank_that_gathers_where_its_peers_dispatch_is_named(rings: Path) ->
         line("layer.dist.all_gather_into_tensor(", "gather_instead"),
         line("received, _, _, _, handle, _ = ", "dispatch"),
     )
-    assert cause.inferred == ("rank 3 waits in that call for the others",)
+    assert cause.inferred[0] == "rank 3 waits in that call for the others"
 
 
 def count_other_experts(rank: int) -> None:

@@ -15,6 +15,7 @@ from ncclscope.analysis.wording import (
     ranks_text,
     sentence,
     site_text,
+    verb,
 )
 from ncclscope.model import Finding
 
@@ -30,27 +31,31 @@ class CommSwap:
         for swap in case.swaps:
             here, there = comm_text(swap.comm), comm_text(swap.fewer)
             name = swap.comm.label or "it"
-            source = swap.difference or swap.other
-            assert source is not None
+            source = swap.source
+            certain = source is not None and source.certain
+            reason = None if source is None else source.reason
+            missed = swap.other or swap.missed
             yield Finding(
                 kind=self.name,
                 summary=(
                     f"{sentence(rank_text(case.run, swap.rank))} made {plural(swap.count, 'call')} "
-                    f"on {here} that belong on {there}: call {swap.seq} on {name} is "
-                    f"{call_text(swap.odd_call)} there, {_peers_text(swap)}."
+                    f"on {here} that {verb(range(swap.count), 'belong')} on {there}: "
+                    f"call {swap.seq} on {name} is {call_text(swap.odd_call)} there, "
+                    f"{_peers_text(swap)}."
                 ),
                 comm=swap.comm,
                 seq=swap.seq,
                 diverging_ranks=(swap.rank,),
                 odd=swap.odd_call,
                 peers=swap.peer_call,
-                confidence="certain" if source.certain else "likely",
+                confidence=swap.confidence or ("certain" if certain else "likely"),
                 analyzer=self.name,
+                hangs=True if source is None else None,
                 evidence=tuple(self._evidence(swap)),
-                inferred=() if source.reason is None else (source.reason,),
+                inferred=() if reason is None else (reason,),
                 extent=swap.count,
-                accounts_for=((swap.fewer.key, swap.other.seq),) if swap.other else (),
-                aligned=source.aligned if swap.difference is not None else (),
+                accounts_for=((swap.fewer.key, missed.seq),) if missed else (),
+                aligned=swap.difference.aligned if swap.difference is not None else (),
             )
 
     def _evidence(self, swap: Swap) -> Iterable[str]:

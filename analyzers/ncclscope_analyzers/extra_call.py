@@ -9,7 +9,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.findings import contrast, from_difference, subject
 from ncclscope.analysis.mismatch import differing_parameter
 from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.sequences.habit import habit_of, usual_next
+from ncclscope.analysis.sequences.habit import followers, habit_of
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -104,14 +104,17 @@ def _reordered(
 
 
 def _early(case: Case, difference: Difference) -> tuple[str, ...]:
-    """Say if the call is the one that its peers have posted next each time before."""
+    """Say if its peers, who have come no further, may post the call next."""
     first, log = difference.first, case.logs(difference.comm.key).get(difference.peers[0])
+    if log is None or log.calls != difference.seq + first.matched - 1:
+        return ()
+    after = followers(log, log.calls)
     own = habit_of(difference.odd_call), difference.odd_call.site
-    if first.inserted > 1 or log is None or log.calls != difference.seq + first.matched - 1:
+    if own not in after and (after or first.matched > first.inserted):
         return ()
-    if usual_next(log, log.calls) != own:
-        return ()
+    each = "each time before" if {*after} == {own} and len(after) > 1 else "before"
+    past = f"posted such a call next {each}" if own in after else "may post such a call next"
     return (
-        f"{ranks_text(difference.peers)} posted such a call next each time before: "
-        f"{ranks_text(difference.odd)} may have posted it too early, in the opposite order",
+        f"{ranks_text(difference.peers)} {past}: {ranks_text(difference.odd)} may have posted it "
+        f"too early, in the opposite order, or skipped calls before it",
     )

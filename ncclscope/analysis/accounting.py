@@ -27,6 +27,8 @@ from ncclscope.model import Finding, Rank
 _IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
 """Kinds of findings on waits that the graph has. It has none for keys of a store, for instance."""
 
+_LATE = ("not_joined", "dead_rank")
+
 
 def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings whose causes release all that waits, if one set of ranks alone does.
@@ -39,14 +41,30 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if not any(map(_is_wait, causes)) or any(one.comm is None for one in causes):
         return list(findings)
     graph = wait_graph(case)
-    found = _accounted(case, graph, findings)
+    found = _accounted(case, graph, _without_redundant(graph, findings))
     return [_proved(graph, one, found) if one.role == "cause" else one for one in found]
 
 
+def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with waits as consequences where the calls that differ account for all."""
+    told = _named([one for one in findings if not _is_wait(one)])
+    if not told or graph.released(told) != graph.waits.keys():
+        return list(findings)
+    kept = graph.abnormal - told
+    return [
+        as_consequence(one) if _is_wait(one) and not kept.intersection(one.diverging_ranks) else one
+        for one in findings
+    ]
+
+
 def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    findings = _without_late(graph, findings)
     causes = [one for one in findings if one.role == "cause"]
     waits = [one for one in causes if _is_wait(one)]
     if (repair := _only_repair(case, graph)) is not None:
+        findings = _by_collective(findings, repair)
+        causes = [one for one in findings if one.role == "cause"]
+        waits = [one for one in causes if _is_wait(one)]
         found = [_settled(graph, one, repair) if one in waits else one for one in findings]
         unnamed = repair - _named(found)
         if unnamed <= graph.awaited:
@@ -54,6 +72,51 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     kept = graph.without_victims(_named(findings))
     found = [_among(one, kept) if one in waits else one for one in findings]
     return [_unless_rivals(graph, one) if one.role == "cause" else one for one in found]
+
+
+def _without_late(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with transfers as consequences whose rank is late for a collective, too.
+
+    It waits for nothing: it is late for all of its calls.
+    """
+    late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
+    return [
+        as_consequence(one)
+        if one.kind == "p2p_mismatch"
+        and _is_wait(one)
+        and late.issuperset(one.diverging_ranks or {-1})
+        else one
+        for one in findings
+    ]
+
+
+def _by_collective(findings: Sequence[Finding], repair: frozenset[int]) -> list[Finding]:
+    """Return findings with the collective that a rank never joined as cause, not its transfers.
+
+    The transfer alone blames both of its sides. The collective names the rank whose repair
+    releases all.
+    """
+    halves = [one for one in findings if one.role == "cause" and _lacks_a_half(one)]
+    named = _named(findings)
+    joined = next(
+        (one for one in findings if one.kind == "not_joined" and {*one.diverging_ranks} == repair),
+        None,
+    )
+    if joined is None or not halves or named:
+        return list(findings)
+    return [
+        replace(one, role="cause")
+        if one is joined
+        else as_consequence(one)
+        if one in halves
+        else one
+        for one in findings
+    ]
+
+
+def _lacks_a_half(finding: Finding) -> bool:
+    """Return whether a finding is about a transfer, and which of its two ranks diverged is open."""
+    return finding.kind == "p2p_mismatch" and _is_wait(finding) and not finding.diverging_ranks
 
 
 def _named(findings: Sequence[Finding]) -> frozenset[int]:
@@ -116,7 +179,6 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
         diverging_ranks=ranks,
         candidate_ranks=(),
         confidence="likely",
-        inferred=(*finding.inferred, _released(graph, ranks)),
     )
 
 
@@ -151,22 +213,19 @@ def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Fin
         against.append(f"releases {rival[1]} of {of} waiting ranks")
     if rival is not None and not graph.abnormal <= {rival[0]}:
         against.append(f"leaves the end of {ranks_text(sorted(graph.abnormal))} unexplained")
+    released = len(graph.released(ranks))
     proof = {
         "repair": {"kind": finding.kind, "ranks": sorted(ranks)},
-        "releases": len(graph.released(ranks)),
+        "releases": released,
         "of": of,
         "rival": None if rival is None else {"ranks": [rival[0]], "releases": rival[1]},
         "rival_against": against,
     }
-    return replace(finding, proof=proof)
-
-
-def _released(graph: WaitGraph, ranks: Sequence[int]) -> str:
-    count = len(graph.waits)
-    return (
-        f"if {ranks_text(ranks)} came, all {plural(count, 'waiting rank')} would go on; no other "
-        f"{'rank' if len(ranks) == 1 else 'ranks'} would release them"
-    )
+    counts = f"all {plural(of, 'waiting rank')}" if released == of else f"{released} of {of}"
+    then = "would go on" if released == of else "waiting ranks would go on"
+    nearest = f"; if rank {rival[0]} did, {rival[1]} of {of}" if rival is not None else ""
+    line = f"if {ranks_text(sorted(ranks))} did as the others expect, {counts} {then}{nearest}"
+    return replace(finding, proof=proof, inferred=(*finding.inferred, line))
 
 
 def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
@@ -200,9 +259,8 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
             f"rank {wait.rank} posted {call_text(wait.call)}; it is not known to have completed"
             for wait in waiting
         ),
-        inferred=(
-            *(f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting),
-            _released(graph, (number,)),
+        inferred=tuple(
+            f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting
         ),
     )
 

@@ -19,6 +19,7 @@ from ncclscope.analysis.sequences.explain import explain
 from ncclscope.analysis.sequences.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.sequences.habit import PAST, habit_of
 from ncclscope.analysis.sequences.skips import find_skips, trace_back
+from ncclscope.analysis.sequences.strayed import find_strayed
 from ncclscope.analysis.sequences.survived import (
     Survived,
     after_survived,
@@ -267,7 +268,10 @@ class Case(Records):
     @cached_property
     def swaps(self) -> list[Swap]:
         """Calls posted on the wrong communicator: missing on one, extra on another."""
-        return find_swaps(self, self.differences, self.described)
+        found = find_swaps(self, self.differences, self.described)
+        known = {swap.rank for swap in found}
+        strayed = find_strayed(self, self.differences, stalled=self.stalled)
+        return [*found, *(swap for swap in strayed if swap.rank not in known)]
 
     # --- life and death ------------------------------------------------------------------------
 

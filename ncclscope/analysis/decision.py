@@ -77,7 +77,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     if any(one.role == "cause" for one in found):
         # The snapshot's findings are reported as data sources then, not as findings.
         elsewhere = [*seen, *_from_counts(case)]
-        found = [_singled_out(one, elsewhere) for one in found]
+        found = [_singled_out(case, one, elsewhere) for one in found]
         seen = []
     else:
         seen = [_unless_serving(case, unless_moving(case, one), found) for one in seen]
@@ -217,17 +217,20 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     )
 
 
-def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
+def _singled_out(case: Case, finding: Finding, seen: Sequence[Finding]) -> Finding:
     """Return a finding without diverging ranks, with those that stacks or counts identify.
 
     In the records, one waiting rank against one absent rank is a tie. A stack may show that the
-    absent rank is stuck outside of any collective.
+    absent rank is stuck outside of any collective; that of a rank which waits in a recorded call
+    shows no more than the record.
     """
     undecided = (finding.kind in WAITS and not finding.awaited) or finding.kind == "stalled"
     if finding.role != "cause" or finding.diverging_ranks or not undecided:
         return finding
     for one in seen:
         ranks = set(one.diverging_ranks)
+        if one.analyzer == FROM_STACKS and ranks <= case.waits.pending_calls.keys():
+            continue
         if one.kind == "op_mismatch" and 2 * len(ranks) >= len(finding.candidate_ranks):
             continue  # of the candidates, as many are in the one call as in the other
         if one.role == "cause" and ranks and ranks < set(finding.candidate_ranks):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.habit import PAST, known_by
+from ncclscope.analysis.sequences.shifts import GRAPHS
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -29,6 +30,14 @@ def contrast(difference: Difference) -> str:
     theirs = f"call {difference.seq}, {peer}"
     if odd != peer:
         return f"{theirs} on {ranks_text(difference.peers)}, is {odd} there"
+    replays = difference.odd_call.replay, difference.peer_call.replay
+    if difference.item == GRAPHS and None not in replays:
+        own, other = (plural(one.calls, "call") for one in replays if one is not None)
+        graph = f"graph {difference.odd_call.graph}"
+        return (
+            f"{theirs}, is the first that differs: {graph} has {own} there, "
+            f"that of {ranks_text(difference.peers)} has {other}"
+        )
     lines = difference.odd_call.site, difference.peer_call.site
     if None not in lines and lines[0] != lines[1]:
         return (
@@ -76,7 +85,10 @@ def _may_be_elsewhere(case: Case, difference: Difference) -> bool:
     past = log.span(max(log.first, difference.seq - PAST), difference.seq)
     place = known_by(odd, by_line=True)
     own = [one.signature for one in past if known_by(one, by_line=True) == place]
-    return len({*own}) > 1 if place == known_by(peer, by_line=True) else bool(own)
+    if place != known_by(peer, by_line=True):
+        return bool(own)
+    once = len(own) == 1 and own[0] != peer.signature  # too few to know that it has one size
+    return once or len({*own}) > 1
 
 
 def _follows_equal_calls(case: Case, difference: Difference) -> bool:

@@ -17,6 +17,7 @@ from ncclscope.analysis.wording import (
     sizes_text,
     verb,
 )
+from ncclscope.engine.rounds import may_have_left_out
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import CREATION_OPS, VECTOR_OPS
 
@@ -81,7 +82,7 @@ class ParameterMismatch:
             ),
             extent=difference.first.inserted if reordered else 1,
             evidence=(_blocks_text(difference),) if reordered else (),
-            inferred=(_ONE_CALL,) if self._is_other_line(difference) else (),
+            inferred=(_ONE_CALL,) if self._may_be_a_skip(case, difference) else (),
         )
 
     def _opposite_order(self, case: Case, difference: Difference) -> str:
@@ -112,6 +113,15 @@ class ParameterMismatch:
         """Return whether two calls of one operation come from lines of their own."""
         same = difference.odd_call.op == difference.peer_call.op not in CREATION_OPS
         return same and self.parameter != "captured" and difference.lines is not None
+
+    def _may_be_a_skip(self, case: Case, difference: Difference) -> bool:
+        """Return whether calls left out before another one account for the difference as well."""
+        if self._is_other_line(difference):
+            return True
+        if difference.lines is None or difference.odd_call.op in CREATION_OPS:
+            return False
+        log = case.logs(difference.comm.key)[difference.peers[0]]
+        return may_have_left_out(log, difference.seq, difference.odd_call)
 
     def _summary(self, case: Case, difference: Difference) -> str:
         where = f"call {difference.seq} on {comm_text(difference.comm)}"

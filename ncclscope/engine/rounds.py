@@ -106,6 +106,26 @@ def equal_rounds(log: CallLog, seq: int, calls: int) -> int:
     return _equal_before([*map(_exactly, past)], [*map(_exactly, following)])
 
 
+def may_have_left_out(peer: CallLog, seq: int, call: Call) -> bool:
+    """Return whether a rank may have left out calls up to one that it posted instead of its peer's.
+
+    So it may have if the call comes after the loop, or where the peer is in its first round.
+
+    Args:
+        peer: Calls of the peer, which posted ``seq``.
+        seq: Number of the first differing call.
+        call: What the diverging rank posted as ``seq``.
+    """
+    past = peer.span(max(peer.first, seq - PAST), seq)
+    lines = [(one.site, one.user_site) for one in past]
+    here = peer.call(seq)
+    line = here.site, here.user_site
+    if line not in lines:
+        return True
+    last = len(lines) - 1 - lines[::-1].index(line)
+    return (call.site, call.user_site) not in lines and _follows_loop(call, past[last:])
+
+
 def periods(history: Sequence[object]) -> Iterator[int]:
     """Yield the lengths of rounds that the end of a history repeats, the shortest first.
 

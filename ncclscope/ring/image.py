@@ -253,14 +253,16 @@ class RingImage:
         data, wanted = self._read_slots(start, stop)
         after, _ = self._read_slots(start, stop)
         size = min(len(before), len(data), len(after))
-        records = self._checked(data[:size])
-        wanted = wanted[: len(records)]
-        stable = whole(records, wanted)
         mask = _LOW if self.geometry.checked else np.uint64(_ALL)
         dtype = _ENDS if self.geometry.checked else RECORD_DTYPE
-        stable &= np.frombuffer(before[:size], dtype)["end"] == wanted & mask
+        wanted = wanted[: size // layout.RECORD.size]
+        stable = np.frombuffer(before[:size], dtype)["end"] == wanted & mask
         stable &= np.frombuffer(after[:size], dtype)["begin"] == wanted
-        return chosen(records, stable)
+        if not stable.any():
+            return np.empty(0, RECORD_DTYPE)
+        stored = np.frombuffer(data[:size], _PLAIN_RECORD)
+        records = self._checked(stored.compress(stable).tobytes())
+        return chosen(records, whole(records, wanted.compress(stable)))
 
     def sizes(self, place: int) -> tuple[int, ...] | None:
         """Return a sizes list, or None when it has been overwritten."""
@@ -365,13 +367,13 @@ class RingImage:
             All entries, `[count]`; incomplete ones have ``begin`` zero.
         """
         size = count * ENTRY_DTYPE.itemsize
-        copies = [self.read_bytes(offset, size) for _ in range(3)]
+        copies = [self.read_bytes(offset, size) for _ in range(1 if self.geometry.checked else 3)]
         size = min(len(data) for data in copies) // ENTRY_DTYPE.itemsize * ENTRY_DTYPE.itemsize
-        before, copy, after = (np.frombuffer(data[:size], ENTRY_DTYPE) for data in copies)
-        entries: Entries = copy.copy()
+        before, after = (np.frombuffer(copies[place][:size], ENTRY_DTYPE) for place in (0, -1))
+        entries: Entries = np.frombuffer(copies[len(copies) // 2][:size], ENTRY_DTYPE).copy()
         begins = entries["begin"]
         if self.geometry.checked:
-            words = np.frombuffer(copies[1][:size], "<u8").reshape(-1, 4).copy()
+            words = entries.view("<u8").reshape(-1, 4).copy()
             words[:, 3] &= _LOW
             stable = (words @ _FACTORS[:4]) >> _HALF == entries["end"]
         else:
@@ -380,9 +382,10 @@ class RingImage:
             stable &= after["begin"] == begins
         # Except for replays of graphs, no communicator has more calls than there are records.
         calls = entries["seq"]
-        if self.graphs_used:
-            calls = calls // np.uint64(layout.MOST_GRAPH_CALLS)
-        begins[~stable | (begins > _MOST) | (calls > begins)] = 0
+        too_many = calls > begins
+        if too_many.any() and self.graphs_used:
+            too_many = calls // np.uint64(layout.MOST_GRAPH_CALLS) > begins
+        begins[~stable | (begins > _MOST) | too_many] = 0
         return entries
 
     def read_activities(self) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ being written.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ _SLICE = 1 << 16
 _COMMS_READ = 128
 """Entries of the table that are read at once: a page."""
 _ATTEMPTS = 8
+_OVER_NS = 10**10
+"""Age of a heartbeat after which the process completes no record while its ring is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +326,19 @@ class RingFile(RingImage):
 
     def _find_head(self) -> None:
         """Find the number of records made, and each communicator's state at that point."""
-        for attempt in range(_ATTEMPTS):
+        attempts = range(_ATTEMPTS)
+        for attempt in (0, attempts[-1]) if self._is_over() else attempts:
             made = self.count
             entries = self._read_table()
             sinces = sorted({int(entry["begin"]) - 1 for _, entry in entries}, reverse=True)
-            self._follow(entries, self._believable(sinces, made, attempt), made)
+            self._follow(entries, *self._believable(sinces, made, attempt), made)
+            if self.holes:
+                continue
+            if made >= 0 and self.count == made:
+                break
             # Meanwhile a fast writer may have lapped a small ring.
             newest = max((int(entry["begin"]) - 1 for _, entry in self._read_table()), default=0)
-            if newest <= max([self.head, *sinces[:1]]) and not self.holes:
+            if newest <= max([self.head, *sinces[:1]]):
                 break
         if self.holes or self._is_torn_before():
             self.damage.add("records")
@@ -341,6 +349,10 @@ class RingFile(RingImage):
             known = {comm for comm, _ in entries}
             if not known or max(known) > len(known):
                 self.damage.add("table")
+
+    def _is_over(self) -> bool:
+        """Return whether a record that is missing now cannot be one that is being written."""
+        return bool(self.exited_ns) or abs(time.time_ns() - self.heartbeat_ns) > _OVER_NS
 
     def _is_torn_before(self) -> bool:
         """Return whether one of the newest records before the newest table is damaged."""
@@ -365,8 +377,8 @@ class RingFile(RingImage):
                 break
         return found
 
-    def _believable(self, sinces: list[int], made: int, attempt: int) -> int:
-        """Return the newest of these heads that the records confirm.
+    def _believable(self, sinces: list[int], made: int, attempt: int) -> tuple[int, Records]:
+        """Return the newest of these heads that the records confirm, and the records after it.
 
         Args:
             sinces: Numbers of records when tables were written.
@@ -374,18 +386,27 @@ class RingFile(RingImage):
             attempt: Number of earlier attempts.
         """
         for since in sinces:
-            if len(self.read_stable(max(since - 1, 0), since + self._reach)):
-                return since
-        if made > 0 and len(self.read_stable(made - 1, made)):
-            return made
+            if len(found := self.read_stable(max(since - 1, 0), since + self._reach)):
+                return since, found
         # If the table changed at each attempt, the writer is fast; otherwise it is damaged.
-        return sinces[0] if sinces and attempt == _ATTEMPTS - 1 else 0
+        head = sinces[0] if sinces and attempt == _ATTEMPTS - 1 else 0
+        if made > 0 and len(self.read_stable(made - 1, made)):
+            head = made
+        return head, self.read_stable(head, head + self._reach)
 
-    def _follow(self, entries: list[tuple[int, Any]], head: int, made: int) -> None:
-        """Read from a table entry to the end of the stream."""
+    def _follow(self, entries: list[tuple[int, Any]], head: int, tail: Records, made: int) -> None:
+        """Read from a table entry to the end of the stream.
+
+        Args:
+            entries: The entries of the table.
+            head: Number of records at one of them.
+            tail: The records after it, as far as one read goes; the one before it may be first.
+            made: Number of records by the header; -1 if it is not known.
+        """
         self.head = head
-        while len(tail := self.read_stable(self.head, self.head + self._reach)):
+        while len(tail) and tail["begin"][-1] > self.head:
             self.head = int(tail["begin"][-1])
+            tail = self.read_stable(self.head, self.head + self._reach)
         known: dict[int, Any] = {}
         for comm, entry in entries:
             begin = int(entry["begin"])
@@ -403,11 +424,10 @@ class RingFile(RingImage):
         self._count(records)
         self.states.pop(0, None)  # calls on communicators without room
         self.holes = []
-        if self.geometry.checked:
-            end = min(max(self.head, made), self.head + self.capacity)
+        end = min(max(self.head, made), self.head + self.capacity)
+        if self.geometry.checked and len(records) < end - start:
             begins = records["begin"].astype(np.int64) - 1
             self.holes = np.setdiff1d(np.arange(start, end), begins).tolist()
-        if self.holes:
             newest = {comm: int(entry["begin"]) - 2 for comm, entry in known.items()}
             newest.update(zip(records["comm"].tolist(), begins.tolist(), strict=True))
             last = self.holes[-1]

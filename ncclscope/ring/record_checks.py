@@ -8,6 +8,8 @@ look alike there: only what changes the lower bits of the check is corrected.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,10 @@ _WITHOUT_STATE = np.uint64((1 << 56) - 1)
 _COVERED = np.ones((_WORDS, 64), bool)
 _COVERED[_STATE_WORD, 56:] = False
 _COVERED[_CHECK_WORD, 32:] = False
+_OF_CHECK = np.zeros((_WORDS, 64), bool)
+_OF_CHECK[_CHECK_WORD, 32:] = True
+_STEPS = np.multiply.outer(_FACTORS, _BITS)
+"""What a flip of each bit of each word changes in the sum of which the check is a part."""
 _DISTINCT = np.uint64(0xFFF)
 """Bits of the check of which one is changed by a flip of any of the lower 44 bits of a word."""
 _MOST_CORRECTED = 256
@@ -60,14 +66,19 @@ def correct(data: bytearray) -> NDArray[np.bool_]:
     records = np.frombuffer(data, "<u8").reshape(-1, _WORDS)
     wrong = np.flatnonzero(~good & records.any(axis=1))
     for place in wrong if len(wrong) <= _MOST_CORRECTED else ():
-        if (corrected := _corrected(records[place])) is not None:
-            records[place] = corrected
+        if (corrected := _corrected(records[place].tobytes())) is not None:
+            records[place] = np.frombuffer(corrected, "<u8")
             good[place] = True
     return good
 
 
-def _corrected(record: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """Return the only record that fits and differs in one bit; None if there is none."""
+@lru_cache(maxsize=_MOST_CORRECTED)
+def _corrected(data: bytes) -> bytes | None:
+    """Return the only record that fits and differs in one bit; None if there is none.
+
+    Cached, since a ring's newest records are read several times.
+    """
+    record = np.frombuffer(data, "<u8")
     covered = record.copy()
     covered[_STATE_WORD] &= _WITHOUT_STATE
     covered[_CHECK_WORD] &= _LOW
@@ -75,15 +86,9 @@ def _corrected(record: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
     # Of a state, three wrong bits look like one of another state.
     if not ((check - (own >> _HALF)) & _DISTINCT).any():
         return None
-    steps = np.multiply.outer(_FACTORS, _BITS)
-    sums = np.where((covered[:, None] & _BITS) != 0, own - steps, own + steps)
-    flips = [*map(tuple, np.argwhere((sums >> _HALF == check) & _COVERED).tolist())]
-    flips += [(_CHECK_WORD, bit) for bit in range(32, 64)]
-    fit = [one for one in (_flip(record, *flip) for flip in flips) if fitting(one.tobytes())[0]]
-    return fit[0] if len(fit) == 1 else None
-
-
-def _flip(record: NDArray[np.uint64], word: int, bit: int) -> NDArray[np.uint64]:
-    other = record.copy()
-    other[word] ^= _BITS[bit]
-    return other
+    sums = np.where((covered[:, None] & _BITS) != 0, own - _STEPS, own + _STEPS)
+    words, bits = np.nonzero((sums >> _HALF == check) & _COVERED | _OF_CHECK)
+    flipped = np.repeat(record[None], len(words), axis=0)
+    flipped[np.arange(len(words)), words] ^= _BITS[bits]
+    fit = np.flatnonzero(fitting(flipped.tobytes()))
+    return flipped[fit[0]].tobytes() if len(fit) == 1 else None

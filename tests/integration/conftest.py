@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,3 +46,16 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 def nccl(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The profiler plugin, and a stand-in for libnccl that calls it."""
     return build(tmp_path_factory.mktemp("nccl"))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    point = tmp_path / "shm"
+    point.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=1777", "none", str(point)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield point
+    subprocess.run(["umount", str(point)], check=True)

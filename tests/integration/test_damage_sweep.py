@@ -38,8 +38,9 @@ def check(found: Counter[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_no_damage_of_a_fortieth_makes_a_verdict_surer(tmp_path: Path) -> None:
-    found = swept(tmp_path, "--part", "3/40")
+@pytest.mark.parametrize("part", ["3/20", "13/20"])
+def test_no_damage_of_a_tenth_makes_a_verdict_surer(tmp_path: Path, part: str) -> None:
+    found = swept(tmp_path, "--part", part)
 
     check(found)
     assert found["LOST"] + found["ASTRAY"] <= MOST_LOST * found.total()

@@ -10,42 +10,18 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ncclscope
 from ncclscope.ring.reader import RingFile
+from tests.support.full_disks import fill
 from tests.support.nccl_programs import Built, Program, call, comm
 
 CAPACITY = 2048
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    point = tmp_path / "shm"
-    point.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=1777", "none", str(point)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield point
-    subprocess.run(["umount", str(point)], check=True)
-
-
-def fill(point: Path) -> None:
-    with open(point / "filler", "wb", buffering=0) as file:
-        piece = 1 << 16
-        while piece:
-            try:
-                file.write(bytes(piece))
-            except OSError:
-                piece //= 2
 
 
 def calls_in(path: Path) -> int:

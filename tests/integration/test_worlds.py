@@ -19,14 +19,14 @@ COUNT = 1250
 # Ceilings only go down: whoever mends a verdict lowers them to what is reached then.
 RANDOM: Mapping[int, Mapping[str, int]] = {
     1: {
-        "other story": 47,
+        "other story": 22,
         "wrong": 6,
         "certain and wrong": 1,
         "ok and hung": 2,
         "false alarm": 5,
     },
     2: {
-        "other story": 37,
+        "other story": 21,
         "wrong": 4,
         "certain and wrong": 1,
         "ok and hung": 1,
@@ -34,7 +34,7 @@ RANDOM: Mapping[int, Mapping[str, int]] = {
     },
 }
 ENDED: Mapping[str, int] = {"other story": 2}
-RUNNING: Mapping[str, int] = {"other story": 1, "certain, other story": 1}
+RUNNING: Mapping[str, int] = {"other story": 2}
 NOT_BAD = ("right", "fair", "unknown")
 SMALL = {
     "end": (("--calls", "3", "--part", "3/20"), ENDED),

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.sequences.align import LOOKAHEAD, compare
-from ncclscope.analysis.sequences.edits import Edit, block_edits, cost_of, reordered
+from ncclscope.analysis.sequences.edits import (
+    FURTHER,
+    Edit,
+    block_edits,
+    cost_of,
+    reordered,
+)
 from ncclscope.analysis.sequences.habit import (
     came_from_there,
     follows,
@@ -74,10 +80,23 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
     order = _reordered(odd, peer, seq, parts)
     blocks = [] if whole else block_edits(*parts)
     best = min([usual, *(cost for cost, _ in blocks)])
+    rounds = None if whole or len(parts[0]) < 2 else left_out(odd[1], peer[1], seq)
+    if rounds is not None and not rounds.left and not 0 < rounds.repeated < rounds.calls:
+        # It left out calls, and may have come round to them again while its peers waited.
+        price = 1 + FURTHER * (rounds.calls - 1)
+        shown = min(len(parts[0]), max(len(parts[1]) - rounds.calls, 0))
+        missing = Edit(0, 0, 0, rounds.calls, shown)
+        if price < best and (order is None or (price <= order[0] and rounds.calls > 1)):
+            return EditExplanation([missing], rounds=rounds)
+        if price == best == usual and not found[0].deleted:
+            return EditExplanation(found, other=missing)
+    else:
+        missing = None
     if order is not None and (whole or order[0] < best):
         both = sum(order[1])
         matched = min(map(len, parts)) - both
-        return EditExplanation([Edit(0, both, 0, both, max(matched, 0))], order=order[1])
+        found = [Edit(0, both, 0, both, max(matched, 0))]
+        return EditExplanation(found, order=order[1], other=None if matched > 0 else missing)
     if blocks and blocks[0][0] < usual:
         return EditExplanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
     if len(found) == 1 and found[0][:4] == (0, 1, 0, 0) and is_resized(odd[1], peer[1], seq):

@@ -92,9 +92,9 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
         odd: The call that the diverging rank posted instead.
 
     Returns:
-        The number of calls between this point and a call like ``odd``, if it was the same at
-        least twice before. 0 otherwise, or where ``odd`` comes from another line than it did, or
-        is a variant of the peer's call with parts of other sizes.
+        The number of calls between this point and a call like ``odd``, if it was the same each
+        time before. 0 otherwise, or where ``odd`` comes from another line than it did, or is a
+        variant of the peer's call with parts of other sizes.
     """
     calls = log.span(max(log.first, seq - PAST), seq + 1)
     if are_variants(odd, calls[-1]):
@@ -115,7 +115,7 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
             place = past.index(own, after)
             counts.append(place - after + 1)
             sites.add((calls[place].site, calls[place].user_site))
-    same = len(counts) > 1 and len(set(counts)) == 1
+    same = len(set(counts)) == 1
     return counts[0] if same and (odd.site, odd.user_site) in sites else 0
 
 
@@ -134,10 +134,15 @@ def usual_next(log: CallLog, seq: int) -> tuple[Habit, str | None] | None:
     Returns:
         None where fewer than two such calls were followed by another, or not always by the same.
     """
+    following = followers(log, seq)
+    return following[0] if len(following) > 1 and len({*following}) == 1 else None
+
+
+def followers(log: CallLog, seq: int) -> list[tuple[Habit, str | None]]:
+    """Return the repeating parts and lines of the calls that have followed one lately."""
     calls = log.span(max(log.first, seq + 1 - PAST), seq + 1)
     past = [(habit_of(one), one.site) for one in calls]
-    following = [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
-    return following[0] if len(following) > 1 and len({*following}) == 1 else None
+    return [after for before, after in pairwise(past) if before == past[-1]][-_LATELY:]
 
 
 def is_due(log: CallLog, call: Call) -> bool:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.sequences.habit import PAST, expected_next
-from ncclscope.analysis.sequences.replays import calls_on
+from ncclscope.analysis.sequences.replays import Block, block_at, calls_on
 from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.log import CallLog
@@ -29,6 +29,8 @@ LINES = "the lines they came from"
 """The detail of a call that its call site is."""
 STEPS = "the steps they belong to"
 SHAPES = "the shapes of their tensors"
+GRAPHS = "the graphs that replayed them"
+"""The detail of a call that its place in a replay is."""
 FURTHEST = 64
 """Maximum shift, in calls, that is tried."""
 NEAR = 4096
@@ -197,6 +199,56 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
                     return None
                 return Shift(start + place, exact, deleted, inserted, matched, diverging.item)
     return None
+
+
+def shifted_replays(
+    diverging: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], stop: int
+) -> Shift | None:
+    """Find the first replay of a graph that has more calls on one rank than on another.
+
+    Where all calls of a graph are equal, only the lengths of the graphs show what is missing.
+
+    Args:
+        diverging: The diverging rank and its calls.
+        peer: A peer and its calls.
+        stop: Number after the last call that is compared.
+
+    Returns:
+        None where no graph of one number has another length in two replays in a row. In one
+        alone, a rank may have captured the rest of it into its next graph.
+    """
+    first = seq = max(diverging[1].first, peer[1].first, 1)
+    stop = min(stop, first + NEAR)
+    edits: list[Edit] = []
+    own = theirs = seq
+    start = 0
+    while max(own, theirs) < stop and len(edits) < FURTHEST:
+        blocks = [block_at(*diverging, own), block_at(*peer, theirs)]
+        whole = [one for one in blocks if one is not None]
+        if len(whole) < len(blocks) or not _is_one_graph(whole, (own, theirs)):
+            if edits:
+                break
+            own, theirs = own + 1, theirs + 1
+            continue
+        counts = [one.calls for one in whole]
+        both = min(counts)
+        if counts[0] != counts[1]:
+            start = start or own + both
+            at = own + both - start, theirs + both - start
+            edits.append(Edit(at[0], counts[0] - both, at[1], counts[1] - both, both))
+        own, theirs = own + counts[0], theirs + counts[1]
+    if len(edits) < 2 or start >= stop:
+        return None
+    exact = start > first or first == 1
+    one = edits[0]
+    return Shift(start, exact, one.deleted, one.inserted, one.matched, GRAPHS, tuple(edits[1:]))
+
+
+def _is_one_graph(blocks: list[Block], starts: tuple[int, int]) -> bool:
+    """Return whether two replays, each from its first call on, are of graphs of one number."""
+    one, other = blocks
+    same = (one.graph, one.replay) == (other.graph, other.replay)
+    return same and (one.seq, other.seq) == starts
 
 
 def _rows(tokens: Tokens) -> set[tuple[int, ...]]:

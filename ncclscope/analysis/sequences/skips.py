@@ -18,6 +18,7 @@ from ncclscope.analysis.sequences.shifts import (
     expected,
     find_shift,
     first_other_line,
+    shifted_replays,
     tracks_of,
 )
 from ncclscope.analysis.sequences.step_rhythm import broke_rhythm, steps_apart
@@ -119,6 +120,7 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
             later._replace(start=later.start + len(back), peer_start=later.peer_start + len(back))
             for later in rest
         ),
+        *found.later,
     )
     return replace(
         difference,
@@ -130,6 +132,7 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         aligned=tuple(side_by_side(odd, peer, found.seq, edits)),
         item=found.item,
         noticed=difference.seq,
+        rounds=None,
     )
 
 
@@ -341,6 +344,9 @@ def _shift(
         shift = find_shift(odd, peer, stops)
         if shift is not None:
             found.append(shift)
+    last = min(one[1].calls, other[1].calls) + 1 if stops is None else min(stops)
+    if (shift := shifted_replays(one, other, last)) is not None:
+        return shift  # recorded, where the others are inferred
     if not found and stops is None:
         return steps_apart(one, other)
     return min(found, key=lambda shift: shift.seq, default=None)

@@ -34,6 +34,7 @@ class Swap:
         other: The difference on ``fewer``; None where the rank is only behind there.
         exchanged: Whether as many calls went the other way: the rank mixed up the two
             communicators.
+        confidence: How sure it is; empty where that follows from the differences.
     """
 
     rank: int
@@ -48,6 +49,12 @@ class Swap:
     difference: Difference | None
     other: Difference | None
     exchanged: bool = False
+    confidence: str = ""
+
+    @property
+    def source(self) -> Difference | None:
+        """The difference that shows it first; None where no sequences differ."""
+        return self.difference or self.other
 
     @property
     def in_question(self) -> bool:
@@ -167,7 +174,7 @@ def _ahead_elsewhere(
     """Yield skipped calls that are at the end of another communicator, ahead of all peers.
 
     A rank that skipped calls is naturally ahead elsewhere, but not by calls of a kind that the
-    other communicator has never seen.
+    other communicator has never seen, and that the skipped calls are of.
     """
     for key, log in rank.logs.items():
         lead = _lead(records, rank, key)
@@ -176,6 +183,8 @@ def _ahead_elsewhere(
         ahead = log.span(log.calls - lead + 1, log.calls + 1)
         known = {habit_of(call) for call in log.span(log.first, log.calls - lead + 1)}
         if not ahead or any(habit_of(call) in known for call in ahead):
+            continue
+        if fewer.skipped and not _alike(ahead[0], fewer.peer_call):
             continue
         comm = records.run.communicators[key]
         yield Swap(

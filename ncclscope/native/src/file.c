@@ -172,41 +172,36 @@ static void make_private(const char *directory)
     mkdir(path, 0700);
 }
 
-/* Reserve the first ranges of a new file; returns an error number. */
-static int reserve_first(int file, const ns_geometry *geometry, const ns_range *ranges, size_t count)
+/* Reserve ranges of a new file; returns an error number. */
+static int reserve_ranges(int file, const ns_size *size)
 {
-    if (ftruncate(file, (off_t)geometry->total))
+    if (ftruncate(file, (off_t)size->total))
         return errno;
-    for (size_t at = 0; at < count; at++) {
-        int failed = posix_fallocate(file, (off_t)ranges[at].begin, (off_t)ranges[at].size);
+    for (size_t at = 0; at < size->count; at++) {
+        const ns_range *range = &size->ranges[at];
+        int failed = posix_fallocate(file, (off_t)range->begin, (off_t)range->size);
         if (failed)
             return failed;
     }
     return 0;
 }
 
-/* Open a new file in a directory whose name is no link, with its first ranges reserved. Returns -1
- * with errno. */
-static int reserve(const char *directory, const char *name, const ns_geometry *geometry)
+/* Open a new file in a directory whose name is no link. Returns -1 with errno. */
+static int reserve(const char *directory, const char *name, const ns_size *size)
 {
     struct statvfs system;
-    ns_range ranges[NS_FIRST_RANGES];
-    size_t count = ns_first_ranges(geometry, ranges);
-    uint64_t needed = 0;
-    for (size_t at = 0; at < count; at++)
-        needed += ranges[at].size;
     int folder = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), file = -1;
     if (folder < 0)
         return -1;
     if (fstatvfs(folder, &system)
-        || (system.f_blocks && system.f_bavail * system.f_frsize < needed * SHARE)) {
+        || (system.f_blocks && system.f_bavail * system.f_frsize < size->free)) {
         close(folder);
         errno = ENOSPC;
         return -1;
     }
     file = openat(folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file >= 0) {
-        int failed = reserve_first(file, geometry, ranges, count);
+        int failed = reserve_ranges(file, size);
         if (failed) {
             close(file);
             unlinkat(folder, name, 0);
@@ -220,29 +215,40 @@ static int reserve(const char *directory, const char *name, const ns_geometry *g
     return file;
 }
 
-static ns_ring *create_in(const char *directory, uint64_t capacity, char reason[NS_REASON])
+int ns_new_file(const char *directory, const char *suffix, const ns_size *size, char path[NS_PATH])
 {
-    char host[256] = "", name[320], path[4096];
-    ns_geometry geometry = ns_geometry_for(capacity, false);
+    char host[256] = "", name[320];
     int file = -1;
     gethostname(host, sizeof host - 1);
     make_private(directory);
     for (int number = 0; number < NAMES_TRIED && file < 0; number++) {
-        char suffix[16] = "";
+        char again[16] = "";
         if (number)
-            snprintf(suffix, sizeof suffix, "-%d", number);
-        snprintf(name, sizeof name, "%s-%d-%llx%s.ring", host, (int)getpid(),
-                 (unsigned long long)(ns_now(NULL) / 1000000), suffix);
-        file = reserve(directory, name, &geometry);
+            snprintf(again, sizeof again, "-%d", number);
+        snprintf(name, sizeof name, "%s-%d-%llx%s%s", host, (int)getpid(),
+                 (unsigned long long)(ns_now(NULL) / 1000000), again, suffix);
+        file = reserve(directory, name, size);
         if (file < 0 && errno != EEXIST)
             break;
     }
+    snprintf(path, NS_PATH, "%.3072s/%s", directory, name);
+    return file;
+}
+
+static ns_ring *create_in(const char *directory, uint64_t capacity, char reason[NS_REASON])
+{
+    char path[NS_PATH];
+    ns_geometry geometry = ns_geometry_for(capacity, false);
+    ns_range ranges[NS_FIRST_RANGES];
+    ns_size size = {geometry.total, 0, ranges, ns_first_ranges(&geometry, ranges)};
+    for (size_t at = 0; at < size.count; at++)
+        size.free += SHARE * ranges[at].size;
+    int file = ns_new_file(directory, ".ring", &size, path);
     if (file < 0) {
         snprintf(reason, NS_REASON, "no ring can be created in %.200s (%s)", directory,
                  strerror(errno));
         return NULL;
     }
-    snprintf(path, sizeof path, "%.3072s/%s", directory, name);
     ns_ring *ring = ns_ring_map(file, capacity, false, 0, reason);
     close(file);
     if (ring)
@@ -252,22 +258,18 @@ static ns_ring *create_in(const char *directory, uint64_t capacity, char reason[
     return ring;
 }
 
-/* A file of one line in the requested directory, which names a ring that is elsewhere. */
-static void leave_pointer(const char *directory, const ns_ring *ring)
+void ns_leave_pointer(const char *directory, const char *path, char pointer[NS_PATH])
 {
-    char path[4096];
-    const char *name = strrchr(ring->path, '/');
-    snprintf(path, sizeof path, "%.3072s/%.512s.moved", directory, name ? name + 1 : ring->path);
-    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const char *name = strrchr(path, '/');
+    snprintf(pointer, NS_PATH, "%.3072s/%.512s.moved", directory, name ? name + 1 : path);
+    int file = open(pointer, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file < 0)
         return;
-    if (dprintf(file, "%s\n", ring->path) < 0)
-        unlink(path);
+    (void)!dprintf(file, "%s\n", path); /* an empty one names a file of its own name */
     close(file);
 }
 
-/* Whether this process may make a file of that size; the attempt would kill it. */
-static bool is_allowed(uint64_t size)
+bool ns_may_write(uint64_t size)
 {
     struct rlimit limit;
     return getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur >= size;
@@ -279,43 +281,48 @@ static bool is_own(const char *directory)
     return !lstat(directory, &found) && S_ISDIR(found.st_mode) && found.st_uid == geteuid();
 }
 
-/* Create a ring in the directory that this user has in `base` for those without a place. */
-static ns_ring *create_below(const char *base, const char *directory, const char *name,
-                             uint64_t capacity)
+bool ns_place(const char *directory, int number, char place[NS_FOLDER])
 {
-    char parent[2048], elsewhere[3072], why[NS_REASON];
-    snprintf(parent, sizeof parent, "%.1024s/ncclscope-%u", base, (unsigned)getuid());
-    snprintf(elsewhere, sizeof elsewhere, "%s/%.512s", parent, name);
-    if (!strcmp(elsewhere, directory))
-        return NULL;
+    char asked[NS_FOLDER], here[1024], parent[2048];
+    const char *temporary = getenv("TMPDIR"), *name;
+    const char *const bases[NS_PLACES] = {
+        NULL,
+        "/dev/shm",
+        temporary && *temporary ? temporary : "/tmp",
+        getcwd(here, sizeof here),
+    };
+    snprintf(asked, sizeof asked, "%s", directory);
+    for (size_t length = strlen(asked); length > 1 && asked[length - 1] == '/'; length--)
+        asked[length - 1] = 0;
+    if (number == 0) {
+        memcpy(place, asked, sizeof asked);
+        return true;
+    }
+    if (!bases[number])
+        return false;
+    name = strrchr(asked, '/') ? strrchr(asked, '/') + 1 : asked;
+    snprintf(parent, sizeof parent, "%.1024s/ncclscope-%u", bases[number], (unsigned)getuid());
+    snprintf(place, NS_FOLDER, "%s/%.512s", parent, name);
+    if (!strcmp(place, asked))
+        return false;
     mkdir(parent, 0700);
-    return is_own(parent) ? create_in(elsewhere, capacity, why) : NULL;
+    return is_own(parent);
 }
 
 ns_ring *ns_ring_create(const char *directory, uint64_t capacity, char reason[NS_REASON])
 {
-    char asked[3072], here[1024];
-    const char *temporary = getenv("TMPDIR"), *name;
-    snprintf(asked, sizeof asked, "%s", directory);
-    for (size_t length = strlen(asked); length > 1 && asked[length - 1] == '/'; length--)
-        asked[length - 1] = 0;
+    char asked[NS_FOLDER], place[NS_FOLDER], pointer[NS_PATH], why[NS_REASON];
     if (capacity < MIN_CAPACITY)
         capacity = MIN_CAPACITY;
     reason[0] = 0;
-    if (!is_allowed(ns_geometry_for(capacity, false).total)) {
+    if (!ns_may_write(ns_geometry_for(capacity, false).total)) {
         snprintf(reason, NS_REASON, "files may not be as large as a ring (ulimit -f)");
         return NULL;
     }
+    ns_place(directory, 0, asked);
     ns_ring *ring = create_in(asked, capacity, reason);
-    if (ring)
-        return ring;
-    name = strrchr(asked, '/') ? strrchr(asked, '/') + 1 : asked;
-    ring = create_below("/dev/shm", asked, name, capacity);
-    if (!ring)
-        ring = create_below(temporary && *temporary ? temporary : "/tmp", asked, name, capacity);
-    if (!ring && getcwd(here, sizeof here))
-        ring = create_below(here, asked, name, capacity);
-    if (ring)
-        leave_pointer(asked, ring);
+    for (int number = 1; !ring && number < NS_PLACES; number++)
+        if (ns_place(directory, number, place) && (ring = create_in(place, capacity, why)))
+            ns_leave_pointer(asked, ring->path, pointer);
     return ring;
 }

@@ -111,7 +111,7 @@ struct ns_ring {
     ns_dictionary texts[NS_KINDS + 1];
     ns_dictionary lists;
     ns_ring *next; /* of this process's rings */
-    char path[4096];
+    char path[4096]; /* NS_PATH */
 };
 
 static inline void ns_put32(unsigned char *to, uint32_t value)
@@ -140,6 +140,26 @@ static inline void ns_put_word(ns_ring *ring, uint64_t offset, uint64_t value)
             return;
     }
 }
+
+/* --- file.c: where files go ----------------------------------------------------------------------- */
+
+enum { NS_PLACES = 4, NS_FOLDER = 3072, NS_PATH = 4096 };
+
+/* A new file: its bytes, those that must be free before, and what is reserved. */
+typedef struct ns_size {
+    uint64_t total, free;
+    const ns_range *ranges;
+    size_t count;
+} ns_size;
+
+/* Find one of the places of a file: the requested directory is number 0; behind it come this user's
+ * in /dev/shm, for temporary files and in the working directory. False where there is none. */
+bool ns_place(const char *directory, int number, char place[NS_FOLDER]);
+/* Open a new file of this process with reserved ranges; -1 with errno. */
+int ns_new_file(const char *directory, const char *suffix, const ns_size *size, char path[NS_PATH]);
+/* Leave a file of one line in the requested directory, which names a file that is elsewhere. */
+void ns_leave_pointer(const char *directory, const char *path, char pointer[NS_PATH]);
+bool ns_may_write(uint64_t size); /* a file of that size; the attempt would kill the process */
 
 /* --- room.c: what is reserved of a file --------------------------------------------------------- */
 

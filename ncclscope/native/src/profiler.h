@@ -86,8 +86,22 @@ typedef struct ns_about {
 } ns_about;
 
 size_t ns_about_json(const ns_about *about, char *json, size_t room);
+size_t ns_untraced_json(const ns_about *about, const char *why, bool final, char *json, size_t room);
 const char *ns_variable(const char *name); /* NCCLSCOPE_<name> or NCCL_SCOPE_<name>; "" if unset */
 bool ns_rank_of_launcher(int *rank, int *world);
+
+/* --- profiler_untraced.c: a process without a ring -------------------------------------------------- */
+
+typedef struct ns_untraced {
+    const ns_about *about;
+    int file; /* -1 where no place takes a page */
+    char path[NS_PATH], pointer[NS_PATH]; /* empty if there is none */
+} ns_untraced;
+
+/* Leave a file that says that this process is not recorded, before its ring is made. */
+void ns_untraced_begin(ns_untraced *untraced, const char *directory, const ns_about *about);
+void ns_untraced_keep(ns_untraced *untraced, const char *why); /* there is no ring */
+void ns_untraced_remove(ns_untraced *untraced);                /* there is one */
 
 /* --- profiler_chain.c: the plugin that was configured before ----------------------------------- */
 

@@ -15,6 +15,7 @@
 #define COMMAND 16384   /* bytes of a command line that are read */
 #define WORDS 40        /* arguments that are kept */
 #define LONGEST_WORD 200
+#define LONGEST_REASON 256 /* with what else is in it, a page holds six times as much */
 #define LONGEST_ARGV 4000 /* bytes of all of them, for a description has 8 KiB */
 
 const char *ns_variable(const char *name)
@@ -248,6 +249,13 @@ static void put_machine(struct text *into)
     put_number(into, "start_ticks", start_ticks());
 }
 
+static void put_rank(struct text *into, const ns_about *about)
+{
+    put_field(into, "run", ns_variable("RUN"));
+    put_number(into, "rank", (uint64_t)about->rank);
+    put_number(into, "world_size", (uint64_t)about->world);
+}
+
 static void put_gpu(struct text *into)
 {
     int device;
@@ -277,9 +285,7 @@ size_t ns_about_json(const ns_about *about, char *json, size_t room)
     put_command(&into);
     put_nccl(&into, about->nccl);
     put_gpu(&into);
-    put_field(&into, "run", ns_variable("RUN"));
-    put_number(&into, "rank", (uint64_t)about->rank);
-    put_number(&into, "world_size", (uint64_t)about->world);
+    put_rank(&into, about);
     put_field(&into, "recorder", "nccl-plugin");
     put_number(&into, "profiler_api", (uint64_t)about->api);
     if (about->armed_ns)
@@ -289,6 +295,21 @@ size_t ns_about_json(const ns_about *about, char *json, size_t room)
                    "another communicator: calls on later ones are not recorded\", "
                    "\"comms\": []}]");
     put(&into, ", \"labels\": {}}");
+    *into.at = 0;
+    return (size_t)(into.at - json);
+}
+
+size_t ns_untraced_json(const ns_about *about, const char *why, bool final, char *json, size_t room)
+{
+    struct text into = {json, json + room - 1};
+    put_machine(&into);
+    put_rank(&into, about);
+    put_number(&into, "ncclscope_untraced", 1);
+    put_number(&into, "time_ns", ns_now(NULL));
+    put(&into, final ? ", \"final\": true" : ", \"final\": false");
+    put(&into, ", \"why\": ");
+    put_string(&into, why, strnlen(why, LONGEST_REASON));
+    put(&into, "}");
     *into.at = 0;
     return (size_t)(into.at - json);
 }

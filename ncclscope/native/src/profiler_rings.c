@@ -232,26 +232,31 @@ static void identify(struct own *one, const ns_comm *comm)
 
 static struct own *make_ring(const ns_comm *comm)
 {
-    char path[PATH_MAX], reason[NS_REASON] = "";
+    char default_path[PATH_MAX], reason[NS_REASON] = "";
+    const char *folder = directory(default_path, sizeof default_path);
     unsigned count = atomic_load(&owns);
+    ns_untraced untraced;
     if (failed || count == MOST_OWN)
         return NULL;
     struct own *one = &own[count];
-    *one = (struct own){.ring = ns_ring_create(directory(path, sizeof path), capacity(), reason)};
-    if (one->ring == NULL) {
-        failed = true;
-        fprintf(stderr, "ncclscope: NCCL's calls are not recorded in this process: %s\n", reason);
-        return NULL;
-    }
-    one->about = (ns_about){.api = comm->version, .nccl = nccl_version};
-    if (mode == NS_DORMANT)
-        one->about.armed_ns = ns_now(one->ring);
+    *one = (struct own){.about = {.api = comm->version, .nccl = nccl_version}};
     one->launched = count == 0 && ns_rank_of_launcher(&one->about.rank, &one->about.world);
     if (!one->launched || comm->ranks > one->about.world)
         identify(one, comm);
+    ns_untraced_begin(&untraced, folder, &one->about);
+    one->ring = ns_ring_create(folder, capacity(), reason);
+    if (one->ring == NULL) {
+        failed = true;
+        ns_untraced_keep(&untraced, reason);
+        fprintf(stderr, "ncclscope: NCCL's calls are not recorded in this process: %s\n", reason);
+        return NULL;
+    }
+    if (mode == NS_DORMANT)
+        one->about.armed_ns = ns_now(one->ring);
     describe(one);
     ns_store_heartbeat(one->ring);
     ns_ring_publish(one->ring);
+    ns_untraced_remove(&untraced);
     atomic_store(&owns, count + 1);
     start_heartbeat();
     return one;

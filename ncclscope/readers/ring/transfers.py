@@ -23,7 +23,7 @@ def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
     for _ in range(_ATTEMPTS):
         torn = False
         for place, entry in enumerate(ring.read_transfers()):
-            if place in found or not any(entry):
+            if place in found or not entry.strip(b"\0"):
                 continue
             read = unpack_transfer(entry)
             if read is None:

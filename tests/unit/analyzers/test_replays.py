@@ -178,6 +178,33 @@ def test_pieces_on_one_rank_and_the_whole_on_others(cluster_of: ClusterOf) -> No
     assert verdict.cause.seq == 3 * 2 * LAYERS + 15
 
 
+@pytest.mark.parametrize(("own", "kind", "extent"), [(3, "missing_call", 1), (6, "extra_call", 2)])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_graph_of_equal_calls_that_has_another_number_of_them(
+    cluster_of: ClusterOf, own: int, kind: str, extent: int, ends: bool
+) -> None:
+    """It was a round left out at the end, or a rank that never joined the last call."""
+    cluster = cluster_of(4)
+    cluster.post(cluster.everybody, "tp:0", shape=(64,))
+    counts = [own if rank == 1 else 4 for rank in cluster.everybody]
+    graphs = [
+        cluster.capture(rank, [("all_reduce", {"shape": (64,)})] * counts[rank])
+        for rank in cluster.everybody
+    ]
+    replay([graphs[1]], times=6)
+    replay((graphs[rank] for rank in (0, 2, 3)), times=5)
+    if ends:
+        end = {"shape": None, "dtype": None, "done": False}
+        cluster.post([1] if own < 4 else [0, 2, 3], "tp:0", "barrier", **end)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.extent) == (kind, (1,), extent)
+    assert cause.seq == 1 + min(own, 4) + 1
+    assert f"graph 1 has {own} calls there" in cause.summary
+
+
 def test_a_swap_inside_a_captured_graph(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     calls = [("all_gather", {"shape": (2, 8)}), ("all_reduce", {"shape": (8, 8)})] * 4

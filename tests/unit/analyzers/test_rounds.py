@@ -65,6 +65,79 @@ def test_the_rest_of_a_round_is_left_out_by_a_break(cluster_of: ClusterOf) -> No
     assert (found.seq, found.extent, found.seqs) == (12, 1, None)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_round_left_out_by_a_rank_that_came_round_to_it_again(
+    cluster_of: ClusterOf, ahead: int
+) -> None:
+    """NCCL lets the rank run on; it was reported as the opposite order, and certain."""
+    cluster = cluster_of(4)
+
+    def backward(ranks: list[int], calls: int = 3, *, done: bool = True) -> None:
+        for _ in range(calls):
+            cluster.post(ranks, "world", shape=(7,), site="train.py:9 step", done=done)
+
+    def metric(ranks: list[int], *, done: bool = True) -> None:
+        cluster.post(ranks, "world", shape=(2,), site="train.py:12 step", done=done)
+
+    for _ in range(2):
+        for _ in range(3):
+            backward([0, 1, 2, 3])
+        metric([0, 1, 2, 3])
+    for _ in range(2):
+        backward([0, 1, 2, 3])
+    metric([1], done=False)
+    backward([1], ahead, done=False)
+    backward([0, 2, 3], done=False)
+    metric([0, 2, 3], done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
+    assert (found.seq, found.extent, found.seqs) == (27, 3, (21, 29))
+    assert found.confidence == "likely"
+
+
+def test_a_block_left_out_is_known_by_the_one_time_that_it_came_before(
+    cluster_of: ClusterOf,
+) -> None:
+    """It was a gather in place of a barrier: two barriers of a checkpoint every fourth step."""
+    cluster = cluster_of(4)
+
+    def step(ranks: list[int], *, saves: bool = False, done: bool = True) -> None:
+        cluster.post(ranks, "world", site="train.py:8 step", done=done)
+        for line in (3, 5) if saves else ():
+            site = f"save.py:{line} save"
+            cluster.post(ranks, "world", "barrier", shape=None, dtype=None, site=site, done=done)
+
+    def gather(ranks: list[int], *, done: bool = True) -> None:
+        cluster.post(ranks, "world", "all_gather", site="train.py:12 step", done=done)
+
+    for number in range(7):
+        step([0, 1, 2, 3], saves=number == 3)
+        gather([0, 1, 2, 3])
+    step([0, 2, 3], saves=True, done=False)
+    step([1], done=False)
+    gather([1], done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("missing_call", (1,))
+    assert (found.seq, found.extent, found.confidence) == (18, 2, "likely")
+
+
+def test_a_call_too_many_in_a_round_may_be_one_too_few(cluster_of: ClusterOf) -> None:
+    """NCCL lets the rank run on; the extra call was certain."""
+    cluster = cluster_of(4)
+    for _ in range(6):
+        round_of(cluster, [0, 1, 2, 3])
+    cluster.post([1], "world", "all_gather", site="train.py:9 step", done=False)
+    round_of(cluster, [0, 1, 2, 3], done=False)
+
+    found = cause(cluster)
+
+    assert (found.diverging_ranks, found.seq, found.confidence) == ((1,), 13, "likely")
+
+
 def test_a_round_within_a_round_left_out_shows_at_the_end_of_the_outer_one(
     cluster_of: ClusterOf,
 ) -> None:

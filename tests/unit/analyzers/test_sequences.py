@@ -220,6 +220,25 @@ def test_calls_ahead_of_all_peers_are_a_swap_if_they_are_foreign(
     assert cause.kind == ("comm_swap" if op == "all_gatherv" else "missing_call")
 
 
+def test_a_foreign_call_unlike_the_one_that_was_skipped_is_no_swap(
+    cluster_of: ClusterOf,
+) -> None:
+    """A rank that skipped a call of its metrics came to the barrier at the end before its peers."""
+    cluster = cluster_of(4)
+    for step in range(6):
+        cluster.post(cluster.everybody, "world", shape=(8,))
+        if step == 3:
+            cluster.post([0, 1, 3], "metrics", shape=(4,))
+        else:
+            cluster.post(cluster.everybody, "metrics", shape=(4,))
+    cluster.post([2], "world", "barrier", shape=None, dtype=None, done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("missing_call", (2,), 4)
+
+
 def test_foreign_calls_of_another_number_than_was_skipped_are_no_swap(
     cluster_of: ClusterOf,
 ) -> None:

@@ -460,7 +460,7 @@ def test_equal_lines_leave_the_difference_where_it_is(cluster_of: ClusterOf) -> 
     cluster = cluster_of(4)
     _branches(cluster, other=False)
 
-    assert _named(cluster.verdict()) == ("op_mismatch", (2,), 17, "certain")
+    assert _named(cluster.verdict()) == ("op_mismatch", (2,), 17, "likely")
 
 
 def test_lines_that_a_rank_has_always_had_are_no_branch(cluster_of: ClusterOf) -> None:

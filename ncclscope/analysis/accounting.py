@@ -47,10 +47,10 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with waits as consequences where the calls that differ account for all."""
-    told = _named([one for one in findings if not _is_wait(one)])
-    if not told or graph.released(told) != graph.waits.keys():
+    ranks = _named([one for one in findings if not _is_wait(one)])
+    if not ranks or graph.released(ranks) != graph.waits.keys():
         return list(findings)
-    kept = graph.abnormal - told
+    kept = graph.abnormal - ranks
     return [
         as_consequence(one) if _is_wait(one) and not kept.intersection(one.diverging_ranks) else one
         for one in findings

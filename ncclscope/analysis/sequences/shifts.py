@@ -217,10 +217,11 @@ def shifted_replays(
         None where no graph of one number has another length in two replays in a row. In one
         alone, a rank may have captured the rest of it into its next graph.
     """
-    first = seq = max(diverging[1].first, peer[1].first, 1)
+    if not (diverging[0].graphs and peer[0].graphs):
+        return None  # without a graph, no call has to be read
+    first = own = theirs = max(diverging[1].first, peer[1].first, 1)
     stop = min(stop, first + NEAR)
     edits: list[Edit] = []
-    own = theirs = seq
     start = 0
     while max(own, theirs) < stop and len(edits) < FURTHEST:
         blocks = [block_at(*diverging, own), block_at(*peer, theirs)]

@@ -320,9 +320,12 @@ def has(name: str, rank: int) -> Callable[[Ranks], bool]:
     return lambda found: rank in found and name in found[rank].activities
 
 
-def waits_for(found: Ranks, detail: str) -> bool:
-    one = found[0].activities.get("store_wait") if 0 in found else None
-    return one is not None and one.detail == detail
+def wait_for(detail: str, *ranks: int) -> Callable[[Ranks], bool]:
+    """Return whether ranks wait at the store for this, and no longer for what joining wants."""
+    return lambda found: (
+        lasts("store_wait", *ranks)(found)
+        and all(found[rank].activities["store_wait"].detail == detail for rank in ranks)
+    )
 
 
 def cause_of(verdict: Verdict) -> Any:
@@ -448,7 +451,7 @@ def test_rank_is_named_after_all_have_given_up(rings: Path) -> None:
 
 def test_key_that_waiting_ranks_lack_is_named_beside_the_rank_that_went_on(rings: Path) -> None:
     with Job("sets_another_key", rings) as job:
-        job.wait_until(lasts("store_wait", 1, 2, 3))
+        job.wait_until(wait_for("get weights", 1, 2, 3))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("extra_call", (0,))
@@ -459,7 +462,7 @@ def test_key_that_waiting_ranks_lack_is_named_beside_the_rank_that_went_on(rings
 
 def test_a_rank_that_waits_for_a_key_of_those_that_wait_for_it_is_not_blamed(rings: Path) -> None:
     with Job("waits_for_a_key_of_a_rank_that_went_on", rings) as job:
-        job.wait_until(lasts("store_wait", ABSENT))
+        job.wait_until(wait_for("get weights", ABSENT))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", ())
@@ -471,7 +474,7 @@ def test_a_rank_that_waits_for_a_key_of_those_that_wait_for_it_is_not_blamed(rin
 
 def test_key_that_one_rank_has_not_set_is_named(rings: Path) -> None:
     with Job("sets_no_key", rings) as job:
-        job.wait_until(lasts("store_wait", 0, 1, 2))
+        job.wait_until(wait_for("wait weights", 0, 1, 2))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
@@ -483,7 +486,7 @@ def test_key_that_one_rank_has_not_set_is_named(rings: Path) -> None:
 
 def test_all_that_wait_for_a_key_are_candidates(rings: Path) -> None:
     with Job("all_wait_for_a_key", rings) as job:
-        job.wait_until(lasts("store_wait", 0, 1, 2, 3))
+        job.wait_until(wait_for("get nobody", 0, 1, 2, 3))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("init_stalled", ())
@@ -493,7 +496,7 @@ def test_all_that_wait_for_a_key_are_candidates(rings: Path) -> None:
 
 def test_a_wait_in_slices_counts_from_its_beginning(rings: Path) -> None:
     with Job("polls_in_slices", rings) as job:
-        job.wait_until(lambda found: waits_for(found, "wait weights"))
+        job.wait_until(wait_for("wait weights", 0))
         run = job.run()
         assert run is not None
         since = run.by_rank[0].activities["store_wait"].since_ns
@@ -505,7 +508,7 @@ def test_a_wait_in_slices_counts_from_its_beginning(rings: Path) -> None:
 
 def test_rank_that_does_not_count_itself_at_the_store_is_named(rings: Path) -> None:
     with Job("counts_at_the_store", rings) as job:
-        job.wait_until(lambda found: waits_for(found, "get ready"))
+        job.wait_until(wait_for("get ready", 0))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
@@ -576,7 +579,7 @@ def test_exception_of_a_posted_call_is_evidence(rings: Path) -> None:
 def test_rank_that_the_kernel_killed_for_memory(rings: Path, tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     with Job("is_killed", rings) as job:
-        job.wait_until(lasts("store_wait", 0, 1, 2))
+        job.wait_until(wait_for("get nobody", 0, 1, 2))
         pid = job.pids[ABSENT]
         os.kill(pid, signal.SIGKILL)
         job.processes[ABSENT].wait()

@@ -45,7 +45,7 @@ _VARIES = (
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "TIME"),
     (re.compile(r"[\w.-]+-\d+-[0-9a-f]{6,}\.ring"), "RING"),
     (re.compile(r"\b\d+(\.\d+)? (s|ms|kB|KB|MB)\b"), r"N \2"),
-    (re.compile(r"\bin \d+\.\d+s\b"), "in N s"),
+    (re.compile(r"\bin \d+\.\d+s\b(?: \(\d+:\d\d:\d\d\))?"), "in N s"),
     (re.compile(r"ncclscope-demo-\w+"), "ncclscope-demo-X"),
 )
 

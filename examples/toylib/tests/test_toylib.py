@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def recorded(tmp_path: Path) -> Path:
     try:
         while not all(path.exists() for path in last):
             assert [rank.poll() for rank in ranks] == [None] * 3
+            time.sleep(0.05)
     finally:
         for rank in ranks:
             subprocess.run(["pkill", "-KILL", "-s", str(rank.pid)], check=False)

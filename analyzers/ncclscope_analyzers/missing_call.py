@@ -47,11 +47,7 @@ class MissingCall:
                 summary=_summary(case, difference),
                 extent=count,
                 evidence=() if habit else (proof,),
-                inferred=(
-                    ("the usual order, in which the missing call came first each time before",)
-                    if habit
-                    else ()
-                ),
+                inferred=(_why(difference),) if habit else (),
             )
 
     def _either(self, case: Case, difference: Difference) -> Finding:
@@ -113,6 +109,14 @@ def _left_out(case: Case, difference: Difference) -> str:
         f"{_placed(difference.odd_call)} as call {difference.seq}, "
         f"{ranks_text(difference.peers)} to {_placed(difference.peer_call)}.{_which(difference)}"
     )
+
+
+def _why(difference: Difference) -> str:
+    """Say what a skip is inferred from, where no call after it shows it."""
+    if difference.rounds is not None and difference.rounds.left:
+        op = difference.odd_call.op
+        return f"the end of a loop: a {op} that one rank alone posts within it looks the same"
+    return "the usual order, in which the missing call came first each time before"
 
 
 def _which(difference: Difference) -> str:

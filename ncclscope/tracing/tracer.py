@@ -31,7 +31,7 @@ from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import HEARTBEAT_SECONDS
 from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.tombstone import until_recorded
-from ncclscope.ring.writer import Channel, RingWriter
+from ncclscope.ring.writer import Channel
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
 from ncclscope.tracing.background import BackgroundThread

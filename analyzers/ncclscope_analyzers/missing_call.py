@@ -121,9 +121,14 @@ def _why(difference: Difference) -> str:
 
 def _which(difference: Difference) -> str:
     """Say that the place of the calls left out is not known, where those before are equal."""
-    if difference.seqs is None or difference.rounds is None:
+    if difference.seqs is None:
         return ""
     first, last = difference.seqs
+    if difference.rounds is None:
+        return (
+            f" Calls {first} to {last} are equal in all that is recorded: which of them it left "
+            f"out, the records do not show."
+        )
     return (
         f" Calls {first} to {last} are {plural(difference.rounds.rounds, 'equal round')}: which of "
         f"them it left out, the records do not show."

@@ -245,6 +245,20 @@ def test_a_hole_in_the_ranks_is_a_dead_rank() -> None:
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
 
 
+@pytest.mark.parametrize(
+    ("address", "dead"), [("127.0.0.1", (2, 3)), ("localhost", (2, 3)), ("10.0.0.7", ())]
+)
+def test_ranks_that_meet_on_this_host_alone_are_all_here(
+    address: str, dead: tuple[int, ...]
+) -> None:
+    """Started by hand or by a script: no torchrun says how many it was to start here."""
+    fields = {"world_size": 4, "environment": {"MASTER_ADDR": address}}
+    verdict = judged(*(worker(rank, REDUCE, **fields) for rank in (0, 1)), gap=12.0)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind == "dead_rank", verdict.cause.diverging_ranks) == (bool(dead), dead)
+
+
 @pytest.mark.parametrize(("gap", "status"), [(2.0, "unknown"), (10.0, "hung")])
 def test_a_dead_rank_and_ranks_elsewhere_are_candidates(gap: float, status: str) -> None:
     """Rank 1 caught the error that rank 2's death raised, and sleeps; the rest may wait for it."""

@@ -198,7 +198,8 @@ def _apart_places(
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
     # A rank that waits for a message or a key waits for a peer that its stack does not name.
-    by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in odd)
+    sides = (majority[0], *odd)
+    by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in sides)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
     if len(odd) > 1:

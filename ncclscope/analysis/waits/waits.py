@@ -382,7 +382,7 @@ def _cycle(awaited: Mapping[int, Sequence[int]], ends: Iterable[int]) -> tuple[i
 
 
 def _shortest_way_back(awaited: Mapping[int, Sequence[int]], start: int) -> tuple[int, ...]:
-    frontier = deque([(start,)])
+    frontier: deque[tuple[int, ...]] = deque([(start,)])
     # A rank that waits for nobody leads nowhere, and a large job has many of them.
     unseen = awaited.keys() - {start}
     while frontier:

@@ -7,7 +7,7 @@ call whose thread is not known is ordered among all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ncclscope.model.call import Call
@@ -24,9 +24,23 @@ def is_one_thread(one: int, other: int) -> bool:
     return one == other or not one or not other
 
 
+def is_any_thread(one: int, others: Collection[int]) -> bool:
+    """Return whether a thread may be one of some others; without any, it may."""
+    return not others or any(is_one_thread(one, other) for other in others)
+
+
 def precedes(one: Call, other: Call) -> bool:
     """Return whether a rank's program posts a call before another one."""
     return one.position < other.position and is_one_thread(one.thread, other.thread)
+
+
+def first_of_threads(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """Return those calls of a rank that none of the others precedes, the oldest first."""
+    found: list[Call] = []
+    for call in sorted(calls, key=lambda call: call.position):
+        if not any(is_one_thread(one.thread, call.thread) for one in found):
+            found.append(call)
+    return tuple(found)
 
 
 def are_ordered(logs: Iterable[CallLog]) -> bool:

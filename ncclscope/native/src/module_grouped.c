@@ -1,5 +1,5 @@
-/* NCCL groups of the program: which one is open on a thread, and entering and leaving it. The
- * state is scope.groups: [depth, number] by thread identity. */
+/* The thread that posts, and the NCCL group that is open on it. The state of a group is scope.groups:
+ * [depth, number] by thread identity. */
 #define Py_LIMITED_API 0x030a0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -25,6 +25,36 @@ static long deepen(PyObject *state, int by)
     PyObject *number = PyErr_Occurred() ? NULL : PyLong_FromLong(depth + by);
     return number && PyList_SetItem(state, 0, number) == 0 ? depth + by : -1;
 }
+
+/* --- threads ------------------------------------------------------------------------------------ */
+
+enum { THREAD_SHIFT = 2, MOST_THREADS = 63, ASKED = 1 };
+
+static PyObject *number_of_thread; /* see ncclscope/native/threads.py */
+static __thread unsigned own_flags;
+
+PyObject *ns_use_threads(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    PyObject *before = number_of_thread;
+    Py_INCREF(function);
+    number_of_thread = function;
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+unsigned ns_thread_flags(void)
+{
+    if (!own_flags && number_of_thread) {
+        PyObject *answer = PyObject_CallNoArgs(number_of_thread);
+        unsigned long number = answer ? PyLong_AsUnsignedLong(answer) : 0;
+        Py_XDECREF(answer);
+        PyErr_Clear();
+        own_flags = ASKED | (number <= MOST_THREADS ? (unsigned)number << THREAD_SHIFT : 0);
+    }
+    return own_flags & ~(unsigned)ASKED;
+}
+
+/* --- groups ------------------------------------------------------------------------------------- */
 
 bool ns_group_open(PyObject *groups, uint64_t *number)
 {

@@ -24,6 +24,8 @@ def thread_number() -> int:
     A thread that has ended leaves its number to a later one. Returns 0 for a thread that Python
     did not start, and where all numbers are taken.
     """
+    if _core is not None:
+        return int(_core.thread_number())
     try:
         number: int = _own.number
     except AttributeError:
@@ -47,4 +49,4 @@ def _take_number() -> int:
 
 _core = native.core()
 if _core is not None:
-    _core.use_threads(thread_number)
+    _core.use_threads(threading._active, threading._DummyThread)  # type: ignore[attr-defined]

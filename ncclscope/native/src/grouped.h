@@ -7,7 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-PyObject *ns_use_threads(PyObject *module, PyObject *function);
+PyObject *ns_use_threads(PyObject *module, PyObject *args);
+PyObject *ns_thread_number(PyObject *module, PyObject *none);
 unsigned ns_thread_flags(void); /* the number of this thread, as flags of a record; 0: not known */
 
 /* All return false with an error set. */

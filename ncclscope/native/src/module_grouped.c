@@ -30,28 +30,67 @@ static long deepen(PyObject *state, int by)
 
 enum { THREAD_SHIFT = 2, MOST_THREADS = 63, ASKED = 1 };
 
-static PyObject *number_of_thread; /* see ncclscope/native/threads.py */
+static PyObject *living, *foreign; /* threading's threads by identity, and the class of others */
 static __thread unsigned own_flags;
+static struct {
+    unsigned long identity;
+    const PyObject *thread; /* compared, never used */
+} holders[MOST_THREADS];
 
-PyObject *ns_use_threads(PyObject *Py_UNUSED(module), PyObject *function)
+PyObject *ns_use_threads(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *before = number_of_thread;
-    Py_INCREF(function);
-    number_of_thread = function;
-    Py_XDECREF(before);
+    PyObject *threads, *class;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &threads, &PyType_Type, &class))
+        return NULL;
+    Py_INCREF(threads);
+    Py_INCREF(class);
+    Py_XDECREF(living);
+    Py_XDECREF(foreign);
+    living = threads;
+    foreign = class;
     Py_RETURN_NONE;
+}
+
+/* Return the thread of an identity that Python knows, borrowed; NULL without one. */
+static PyObject *living_thread(unsigned long identity)
+{
+    PyObject *key = PyLong_FromUnsignedLong(identity);
+    PyObject *thread = key ? PyDict_GetItemWithError(living, key) : NULL;
+    Py_XDECREF(key);
+    return thread;
+}
+
+/* No code in Python runs here: a handler of a signal would raise inside of a posted call. */
+static unsigned take_number(void)
+{
+    unsigned long identity = PyThread_get_thread_ident();
+    PyObject *own = living_thread(identity);
+    if (!own || PyObject_IsInstance(own, foreign))
+        return 0;
+    for (unsigned at = 0; at < MOST_THREADS; at++) {
+        const PyObject *holder = holders[at].thread;
+        /* This thread has no number yet: one in its place, at its address, has ended. */
+        if (holder && holder != own && living_thread(holders[at].identity) == holder)
+            continue;
+        holders[at].identity = identity;
+        holders[at].thread = own;
+        return at + 1;
+    }
+    return 0;
 }
 
 unsigned ns_thread_flags(void)
 {
-    if (!own_flags && number_of_thread) {
-        PyObject *answer = PyObject_CallNoArgs(number_of_thread);
-        unsigned long number = answer ? PyLong_AsUnsignedLong(answer) : 0;
-        Py_XDECREF(answer);
+    if (!own_flags && living) {
+        own_flags = ASKED | take_number() << THREAD_SHIFT;
         PyErr_Clear();
-        own_flags = ASKED | (number <= MOST_THREADS ? (unsigned)number << THREAD_SHIFT : 0);
     }
     return own_flags & ~(unsigned)ASKED;
+}
+
+PyObject *ns_thread_number(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromUnsignedLong(ns_thread_flags() >> THREAD_SHIFT);
 }
 
 /* --- groups ------------------------------------------------------------------------------------- */

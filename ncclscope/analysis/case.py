@@ -297,6 +297,8 @@ class Case(Records):
             return bool(self.waits.cycle) or (
                 self.waits.is_stuck if self.all_quiet else dumped and self.waits.still
             )
+        if self.may_be_over:
+            return False
         gone = self._awaits_only_the_gone
         for rank in waiting:
             quiet = self.still_seconds(rank)
@@ -308,6 +310,21 @@ class Case(Records):
             if quiet is None or quiet < limit:
                 return False
         return True
+
+    @property
+    def may_be_over(self) -> bool:
+        """Whether all waiting ranks went on and exited, and only some without a record are missing.
+
+        These may have come to each call, whose completion nobody waited for.
+        """
+        ranks, waits = self.run.by_rank, self.waits
+        is_known = not waits.ends or not ranks.keys().isdisjoint(waits.ends)
+        return not is_known and all(
+            ranks[pending.rank].exited
+            and not ranks[pending.rank].details.get("ended_with")
+            and ranks[pending.rank].went_on(pending.call)
+            for pending in waits.all_pending
+        )
 
     @property
     def _awaits_only_the_gone(self) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.clock import CLOCK, now_ns
 from ncclscope.errors import RingError
 from ncclscope.model.signature import BASE, MASK, captured, replayed
+from ncclscope.native.threads import thread_number
 from ncclscope.ring import layout, unsent
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
@@ -211,6 +212,7 @@ class RingWriter:
             became a part of a graph.
         """
         moment, signed, of_moment = _PLAIN, signature, 0
+        flags |= thread_number() << layout.THREAD_SHIFT
         if state or flags or group or graph:
             moment, of_moment = _moment(graph, group, flags, state)
             if flags & layout.FLAG_CAPTURED:
@@ -265,6 +267,7 @@ class RingWriter:
     ) -> int:
         """Record a send or receive, outside the common sequence; arguments as for :meth:`post`."""
         moment, of_moment = _PLAIN, 0
+        flags |= thread_number() << layout.THREAD_SHIFT
         if state or flags or group or graph:
             moment, of_moment = _moment(graph, group, flags, state)
             if flags & layout.FLAG_CAPTURED and self.capture(channel, fixed, 0, group):

@@ -20,17 +20,14 @@ COUNT = 1250
 RANDOM: Mapping[int, Mapping[str, int]] = {
     1: {
         "other story": 22,
-        "wrong": 6,
-        "certain and wrong": 1,
-        "ok and hung": 2,
-        "false alarm": 5,
+        "wrong": 4,
+        "ok and hung": 1,
     },
     2: {
         "other story": 21,
-        "wrong": 4,
+        "wrong": 2,
         "certain and wrong": 1,
         "ok and hung": 1,
-        "false alarm": 1,
     },
 }
 ENDED: Mapping[str, int] = {"other story": 2}

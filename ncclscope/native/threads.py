@@ -1,0 +1,52 @@
+"""Number the threads of a process that post calls.
+
+Calls of two threads have no order that the program determines. Those of threads that Python did
+not start do: autograd runs a backward on a thread of its own, for which the caller waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from ncclscope import native
+
+MOST_THREADS = 63
+"""Threads that have a number at one time: a record has six bits for it."""
+
+_own = threading.local()
+_holders: dict[int, weakref.ref[threading.Thread]] = {}
+
+
+def thread_number() -> int:
+    """Return a number of this thread, from 1, that no other living thread has.
+
+    A thread that has ended leaves its number to a later one. Returns 0 for a thread that Python
+    did not start, and where all numbers are taken.
+    """
+    if _core is not None:
+        return int(_core.thread_number())
+    try:
+        number: int = _own.number
+    except AttributeError:
+        number = _own.number = _take_number()
+    return number
+
+
+def _take_number() -> int:
+    here = threading.get_ident()
+    own = next((one for one in threading.enumerate() if one.ident == here), None)
+    if own is None or isinstance(own, threading._DummyThread):
+        return 0
+    for number in range(1, MOST_THREADS + 1):
+        holder = _holders.get(number)
+        holding = None if holder is None else holder()
+        if holding is None or not holding.is_alive():
+            _holders[number] = weakref.ref(own)
+            return number
+    return 0
+
+
+_core = native.core()
+if _core is not None:
+    _core.use_threads(threading._active, threading._DummyThread)  # type: ignore[attr-defined]

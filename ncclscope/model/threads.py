@@ -2,7 +2,8 @@
 
 A thread posts its calls in the order of the program. Two threads go on independently of each
 other: which of them posted first is no evidence, and a call of one holds up none of the other. A
-call whose thread is not known is ordered among all.
+call whose thread is not known is ordered among all. Threads beyond those that a record can number
+share one number: a call with it has no known order.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from ncclscope.model.call import Call
 if TYPE_CHECKING:
     from ncclscope.model.log import CallLog
 
+SEVERAL = 63
+"""The number that several threads share, from the 63rd one on."""
 NEWEST = 1024
 """Newest calls of a log whose threads are read."""
 
 
 def is_one_thread(one: int, other: int) -> bool:
-    """Return whether two calls of a rank were posted by one thread, by the numbers of theirs."""
-    return one == other or not one or not other
+    """Return whether two calls of a rank are known to have an order, by their threads' numbers."""
+    return SEVERAL not in (one, other) and (one == other or not one or not other)
 
 
 def is_any_thread(one: int, others: Collection[int]) -> bool:
@@ -45,7 +48,8 @@ def first_of_threads(calls: Iterable[Call]) -> tuple[Call, ...]:
 
 def are_ordered(logs: Iterable[CallLog]) -> bool:
     """Return whether one thread of a rank posted all newest calls of some logs."""
-    return len(set().union(*map(threads_of, logs)) - {0}) < 2
+    threads = set().union(*map(threads_of, logs)) - {0}
+    return len(threads) < 2 and SEVERAL not in threads
 
 
 def threads_of(log: CallLog) -> frozenset[int]:

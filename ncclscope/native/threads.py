@@ -10,9 +10,10 @@ import threading
 import weakref
 
 from ncclscope import native
+from ncclscope.model.threads import SEVERAL
 
-MOST_THREADS = 63
-"""Threads that have a number at one time: a record has six bits for it."""
+MOST_THREADS = SEVERAL - 1
+"""Threads that have a number of their own at one time: a record has six bits for it."""
 
 _own = threading.local()
 _holders: dict[int, weakref.ref[threading.Thread]] = {}
@@ -22,7 +23,7 @@ def thread_number() -> int:
     """Return a number of this thread, from 1, that no other living thread has.
 
     A thread that has ended leaves its number to a later one. Returns 0 for a thread that Python
-    did not start, and where all numbers are taken.
+    did not start, and ``SEVERAL`` where all numbers are taken.
     """
     if _core is not None:
         return int(_core.thread_number())
@@ -44,7 +45,7 @@ def _take_number() -> int:
         if holding is None or not holding.is_alive():
             _holders[number] = weakref.ref(own)
             return number
-    return 0
+    return SEVERAL
 
 
 _core = native.core()

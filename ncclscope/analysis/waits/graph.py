@@ -118,9 +118,8 @@ def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) ->
             if "nccl" not in comm.backend or comm.creates_groups or not log.anchored:
                 continue
             behind = np.asarray(log.positions(start, log.calls + 1)) > head.position
-            if head.thread:
-                threads = np.asarray(log.threads(start, log.calls + 1))
-                behind &= (threads == head.thread) | (threads == 0)
+            threads = log.threads(start, log.calls + 1)
+            behind &= np.asarray([is_one_thread(head.thread, thread) for thread in threads])
             if not behind.any():
                 continue
             seq = start + int(behind.argmax())

@@ -101,7 +101,8 @@ class Order:
             known = (moment.rank, own.communicator.key)
             if known not in self._threads:
                 self._threads[known] = threads_of(own)
-            if not self._threads[known] <= {0, moment.call.thread}:
+            thread = moment.call.thread
+            if not all(is_one_thread(thread, other) for other in self._threads[known]):
                 return False
         return True
 

@@ -4,13 +4,15 @@ The host enqueues calls to NCCL and goes on, and a call that all members have po
 completed. That hides ranks which posted the calls of two communicators in opposite order: all
 counts are equal, but no call completes. This module simulates the newest calls: each rank runs
 the calls of each thread in posting order, as on one stream, and a call completes once all members
-have reached it. If the simulation cannot finish, the ranks deadlock.
+have reached it. If the simulation cannot finish, the ranks deadlock. So do ranks whose threads all
+share one stream, and ended in calls that they posted in opposite order.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -20,7 +22,7 @@ from ncclscope.analysis.waits.completion import first_pending, reports_completio
 from ncclscope.analysis.waits.waits import Waits
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import newest_of
-from ncclscope.model.threads import first_of_threads
+from ncclscope.model.threads import SEVERAL, first_of_threads
 
 WINDOWS = (8192, 1024)
 """Calls of a rank on a communicator that are simulated, fewer in a large job."""
@@ -61,15 +63,34 @@ class PostingOrder(Waits):
         if not self._simulate(_by_place(queues)):
             return {}
         # Rare: simulate again with threads, and with NCCL groups, whose calls have no order.
-        posted = _by_place({n: self._grouped(rank, starts) for n, rank in self._ranks.items()})
+        calls = {number: self._calls(rank, starts) for number, rank in self._ranks.items()}
+        heads = self._stuck({number: _by_thread(own) for number, own in calls.items()})
+        if heads is not None:
+            return heads
+        # Threads that share a stream hang at the first calls that they post in another order than
+        # their peers. What they posted later shows that they have streams of their own.
+        heads = self._stuck({number: [own] for number, own in calls.items()}) or {}
+        if not all(_are_last(calls[number], head) for number, (head,) in heads.items()):
+            return {}
+        return {number: (replace(head, thread=0),) for number, (head,) in heads.items()}
+
+    def _stuck(
+        self, queues: Mapping[int, Sequence[Sequence[Call]]]
+    ) -> dict[int, tuple[Call, ...]] | None:
+        """Return the calls in which the queues of ranks are stuck; None if all can finish.
+
+        Empty where a queue has passed the call in which it would be stuck.
+        """
+        posted = _by_place({n: [_in_groups(calls) for calls in own] for n, own in queues.items()})
+        stuck = self._simulate(posted)
         heads: dict[int, list[Call]] = {}
-        for queue, (key, seq) in self._simulate(posted).items():
+        for queue, (key, seq) in stuck.items():
             call = self._ranks[queue[0]].logs[key].call(seq)
             place = next(i for i, item in enumerate(posted[queue]) if (key, seq) in item)
             if len(posted[queue]) - place > AHEAD or _has_passed(self._ranks[queue[0]], call):
                 return {}
             heads.setdefault(queue[0], []).append(call)
-        return {number: first_of_threads(calls) for number, calls in heads.items()}
+        return {n: first_of_threads(calls) for n, calls in heads.items()} if stuck else None
 
     def _starts(self, window: int) -> dict[str, int]:
         """Return the first simulated call of each communicator that reports no completion."""
@@ -105,18 +126,14 @@ class PostingOrder(Waits):
             placed += [(at, key, starts[key] + place) for place, at in enumerate(positions)]
         return [((key, seq),) for _, key, seq in sorted(placed)]
 
-    def _grouped(self, rank: Rank, starts: Mapping[str, int]) -> list[list[Item]]:
-        """Return the same for each thread, with the calls of one NCCL group in one item."""
+    def _calls(self, rank: Rank, starts: Mapping[str, int]) -> list[Call]:
+        """Return the calls themselves."""
         calls = [
             call
             for key in starts.keys() & rank.logs.keys()
             for call in rank.logs[key].span(starts[key], rank.logs[key].calls + 1)
         ]
-        calls.sort(key=lambda call: call.position)
-        threads = {call.thread for call in calls}
-        if 0 in threads:
-            return [_in_groups(calls)]
-        return [_in_groups([call for call in calls if call.thread == thread]) for thread in threads]
+        return sorted(calls, key=lambda call: call.position)
 
     def _simulate(self, posted: Mapping[Queue, Sequence[Item]]) -> dict[Queue, tuple[str, int]]:
         """Return the first call of each queue that cannot complete."""
@@ -153,6 +170,22 @@ def _by_place(queues: Mapping[int, Sequence[Sequence[Item]]]) -> dict[Queue, Seq
     return {
         (number, place): items for number, own in queues.items() for place, items in enumerate(own)
     }
+
+
+def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the calls of each thread; all in one where some thread is not known."""
+    known = [call for call in calls if call.thread != SEVERAL]
+    threads = {call.thread for call in known}
+    return [
+        *([known] if 0 in threads else ([c for c in known if c.thread == t] for t in threads)),
+        *([call] for call in calls if call.thread == SEVERAL),
+    ]
+
+
+def _are_last(calls: Sequence[Call], head: Call) -> bool:
+    """Return whether each thread posted one call at most from the head of a rank on."""
+    threads = [call.thread for call in calls if call.position >= head.position]
+    return len({*threads}) == len(threads)
 
 
 def _in_groups(calls: Sequence[Call]) -> list[Item]:

@@ -28,7 +28,7 @@ static long deepen(PyObject *state, int by)
 
 /* --- threads ------------------------------------------------------------------------------------ */
 
-enum { THREAD_SHIFT = 2, MOST_THREADS = 63, ASKED = 1 };
+enum { THREAD_SHIFT = 2, MOST_THREADS = 62, SEVERAL = 63, ASKED = 1 };
 
 static PyObject *living, *foreign; /* threading's threads by identity, and the class of others */
 static __thread unsigned own_flags;
@@ -76,7 +76,7 @@ static unsigned take_number(void)
         holders[at].thread = own;
         return at + 1;
     }
-    return 0;
+    return SEVERAL;
 }
 
 unsigned ns_thread_flags(void)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ import pytest
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Activity
+from ncclscope.model.threads import SEVERAL
+from ncclscope.ring import writer
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -124,18 +127,139 @@ def test_one_thread_that_enters_two_in_another_order_is_a_cycle(cluster_of: Clus
     assert 2 in Case(cluster.run()).waits.cycle
 
 
+def swap(cluster: Cluster, other: str, ranks: Iterable[int], **given: Any) -> None:
+    """Post on two communicators, on some ranks in the opposite order."""
+    for rank in cluster.everybody:
+        for label in (other, "world") if rank in ranks else ("world", other):
+            post(cluster, [rank], label, backend="nccl", **given)
+
+
 @pytest.mark.parametrize("other", ["save", "tp"])
-def test_threads_have_queues_of_their_own(cluster_of: ClusterOf, other: str) -> None:
+def test_threads_that_went_on_have_streams_of_their_own(cluster_of: ClusterOf, other: str) -> None:
     """Rank 3 enqueues the two in the opposite order: a deadlock only if one thread does."""
     cluster = cluster_of(4)
-    for labels in (("world", other), (other, "world")):
-        for rank in cluster.everybody:
-            for label in labels if rank == 3 else ("world", other):
-                post(cluster, [rank], label, done=False, backend="nccl")
+    for ranks in ((3,), (), (1, 3)):
+        swap(cluster, other, ranks, done=False)
 
     verdict = cluster.verdict()
 
     assert (verdict.status == "hung") is (other == "tp")
+    assert verdict.status != "ok"
+
+
+def test_threads_that_ended_in_opposite_orders_hang_together(cluster_of: ClusterOf) -> None:
+    """If they share a stream: which order is wrong, no thread shows."""
+    cluster = cluster_of(4)
+    for ranks in ((), (), (3,)):
+        swap(cluster, "save", ranks, done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert named(verdict) == ("order_cycle", ())
+    assert verdict.cause is not None
+    assert verdict.cause.confidence == "ambiguous"
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "barrier"])
+def test_threads_that_wait_in_opposite_orders_are_stalled(cluster_of: ClusterOf, op: str) -> None:
+    """Their earlier calls have completed, and those of both threads are pending on all ranks."""
+    cluster = cluster_of(4)
+    for ranks in ((), (2,), (1, 3)):
+        swap(cluster, "save", ranks, op=op)
+    swap(cluster, "save", (3,), op=op, done=False)
+
+    verdict = cluster.verdict()
+
+    causes = [one for one in verdict.findings if one.role == "cause"]
+    assert verdict.status == "hung"
+    assert [(one.kind, one.diverging_ranks) for one in causes] == [("stalled", ())] * 2
+    assert {one.comm.label for one in causes if one.comm is not None} == {"world", "save"}
+    assert all("on one stream" in " ".join(one.inferred) for one in causes)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_healthy_ranks_with_two_threads_are_ok(
+    cluster_of: ClusterOf, backend: str, ends: bool, seed: int
+) -> None:
+    """Each rank is at another place, with the calls of its threads in an order of their own."""
+    cluster, rng = cluster_of(4), random.Random(seed)
+    for rank in cluster.everybody:
+        left = {label: 20 if ends else rng.randint(17, 20) for label in ("world", "save")}
+        while any(left.values()):
+            label = rng.choice([label for label, count in left.items() if count])
+            left[label] -= 1
+            done = backend == "gloo" and (ends or left[label] > 3)
+            post(cluster, [rank], label, backend=backend, done=done, site=f"{label}.py:1 f")
+        if ends:
+            cluster.tracers[rank].close()
+
+    verdict = cluster.verdict() if ends else cluster.verdict(quiet=0.1)
+
+    assert (verdict.status, verdict.cause) == ("ok", None)
+
+
+@pytest.fixture
+def use_number(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that sets the number of the thread that posts."""
+    monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
+
+    def use(number: int) -> None:
+        monkeypatch.setattr(writer, "thread_number", lambda: number)
+
+    return use
+
+
+def test_a_ring_without_threads_reads_as_one_thread(
+    cluster_of: ClusterOf, use_number: Callable[[int], None]
+) -> None:
+    use_number(0)
+    cluster = cluster_of(4)
+    for ranks in ((3,), (), (1, 3)):
+        swap(cluster, "save", ranks, done=False)
+
+    logs = cluster.run().by_rank[0].logs.values()
+    verdict = cluster.verdict()
+
+    assert {number for log in logs for number in log.threads(1, 4)} == {0}
+    assert verdict.status == "hung"
+    assert named(verdict) == ("order_cycle", (3,))
+
+
+@pytest.mark.parametrize("number", [2, SEVERAL])
+def test_threads_that_share_a_number_make_a_verdict_less_sure(
+    cluster_of: ClusterOf, use_number: Callable[[int], None], number: int
+) -> None:
+    """Rank 2 enters two calls in another order than its peers, which only one thread must not."""
+    use_number(number)
+    cluster = cluster_of(4)
+    for label in ("world", "tp") * 3:
+        cluster.post(cluster.everybody, label)
+    cluster.post((0, 1, 3), "tp", done=False)
+    cluster.post((2,), "world", done=False)
+    case = Case(cluster.run())
+
+    verdict = cluster.verdict()
+
+    assert (2 in case.waits.cycle) is (number != SEVERAL)
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert verdict.cause.confidence != "certain"
+
+
+def test_threads_that_share_a_number_show_no_skip(
+    cluster_of: ClusterOf, use_number: Callable[[int], None]
+) -> None:
+    use_number(SEVERAL)
+    cluster = cluster_of(4)
+    for ranks in ((3,), (), (1, 3)):
+        swap(cluster, "save", ranks, done=False)
+
+    verdict = cluster.verdict()
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
 
 
 def test_ranks_that_went_on_and_exited_wait_for_no_missing_record(cluster_of: ClusterOf) -> None:

@@ -10,10 +10,11 @@ import threading
 import weakref
 
 from ncclscope import native
-from ncclscope.model.threads import SEVERAL
 
-MOST_THREADS = SEVERAL - 1
+MOST_THREADS = 62
 """Threads that have a number of their own at one time: a record has six bits for it."""
+SEVERAL = 63
+"""The number of all further threads."""
 
 _own = threading.local()
 _holders: dict[int, weakref.ref[threading.Thread]] = {}

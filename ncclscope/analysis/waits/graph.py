@@ -119,7 +119,7 @@ def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) ->
                 continue
             behind = np.asarray(log.positions(start, log.calls + 1)) > head.position
             threads = log.threads(start, log.calls + 1)
-            behind &= np.asarray([is_one_thread(head.thread, thread) for thread in threads])
+            behind &= np.array([is_one_thread(head.thread, one) for one in threads], bool)
             if not behind.any():
                 continue
             seq = start + int(behind.argmax())

@@ -16,23 +16,20 @@ MOST_THREADS = 62
 SEVERAL = 63
 """The number of all further threads."""
 
-_own = threading.local()
 _holders: dict[int, weakref.ref[threading.Thread]] = {}
 
 
-def thread_number() -> int:
-    """Return a number of this thread, from 1, that no other living thread has.
+class Own(threading.local):
+    """What is known of the thread that asks.
 
-    A thread that has ended leaves its number to a later one. Returns 0 for a thread that Python
-    did not start, and ``SEVERAL`` where all numbers are taken.
+    Attributes:
+        number: From 1, and no other living thread has it. A thread that has ended leaves it to a
+            later one. 0 for a thread that Python did not start, and ``SEVERAL`` where all numbers
+            are taken.
     """
-    if _core is not None:
-        return int(_core.thread_number())
-    try:
-        number: int = _own.number
-    except AttributeError:
-        number = _own.number = _take_number()
-    return number
+
+    def __init__(self) -> None:
+        self.number: int = _take_number() if _core is None else _core.thread_number()
 
 
 def _take_number() -> int:
@@ -52,3 +49,4 @@ def _take_number() -> int:
 _core = native.core()
 if _core is not None:
     _core.use_threads(threading._active, threading._DummyThread)  # type: ignore[attr-defined]
+own = Own()

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.parametrize("writer", WRITERS)
 
 PROLOGUE = """
 import _thread, os, threading
-from ncclscope.native.threads import thread_number
+from ncclscope.native.threads import own
 
 def numbers(count):
     "Return the numbers of threads that live at one time, in the order in which they began."
     found, go_on = [], threading.Event()
     def ask(began):
-        found.append(thread_number())
+        found.append(own.number)
         began.set()
         go_on.wait()
     threads = []
@@ -59,7 +59,7 @@ def printed(writer: str, program: str) -> list[int]:
 
 
 def test_a_thread_keeps_its_number(writer: str) -> None:
-    assert printed(writer, "print(thread_number(), *numbers(3), thread_number())") == [
+    assert printed(writer, "print(own.number, *numbers(3), own.number)") == [
         1,
         *(2, 3, 4),
         1,
@@ -68,7 +68,7 @@ def test_a_thread_keeps_its_number(writer: str) -> None:
 
 def test_a_thread_that_has_ended_leaves_its_number_to_another(writer: str) -> None:
     program = """
-    thread_number()
+    own.number
     for _ in range(100):
         print(*numbers(2))
     """
@@ -77,7 +77,7 @@ def test_a_thread_that_has_ended_leaves_its_number_to_another(writer: str) -> No
 
 def test_further_threads_share_a_number_until_others_end(writer: str) -> None:
     program = """
-    thread_number()
+    own.number
     print(*numbers(70))
     print(*numbers(1))
     """
@@ -89,9 +89,9 @@ def test_further_threads_share_a_number_until_others_end(writer: str) -> None:
 
 def test_threads_that_python_did_not_start_have_none(writer: str) -> None:
     program = """
-    thread_number()
+    own.number
     done = threading.Event()
-    _thread.start_new_thread(lambda: (print(thread_number(), flush=True), done.set()), ())
+    _thread.start_new_thread(lambda: (print(own.number, flush=True), done.set()), ())
     done.wait()
     """
     assert printed(writer, program) == [0]
@@ -101,10 +101,10 @@ def test_threads_that_python_did_not_start_have_none(writer: str) -> None:
 def test_threads_that_a_fork_left_behind_hold_no_number(writer: str) -> None:
     """The parent's 62 threads do not run in its child, nor in the child's own child."""
     program = """
-    thread_number()
+    own.number
     asked, go_on = threading.Semaphore(0), threading.Event()
     def wait():
-        thread_number()
+        own.number
         asked.release()
         go_on.wait()
     threads = [threading.Thread(target=wait) for _ in range(61)]
@@ -116,6 +116,6 @@ def test_threads_that_a_fork_left_behind_hold_no_number(writer: str) -> None:
             os.waitpid(child, 0)
             go_on.set()
             break
-        print(thread_number(), *numbers(61), flush=True)
+        print(own.number, *numbers(61), flush=True)
     """
     assert printed(writer, program) == [*range(1, 63)] * 2

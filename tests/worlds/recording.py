@@ -43,7 +43,7 @@ def small_rings(keeps: int) -> Iterator[None]:
 
 class _Clock:
     now = BEGAN_NS
-    thread = 0
+    number = 0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class _Clock:
         with (
             patch.dict(os.environ, NCCLSCOPE_NATIVE="0"),
             patch.object(ring_writer, "now_ns", lambda: self.now),
-            patch.object(ring_writer, "thread_number", lambda: self.thread + 1),
+            patch.object(ring_writer, "own", self),
             patch.object(identity, "describe_process", lambda: dict(_ABOUT)),
         ):
             yield
@@ -106,7 +106,7 @@ def _write_ring(world: World, outcome: Outcome, directory: Path, rank: int, cloc
             if act.batch:
                 scope.enter_group()
             batch = act.batch
-        clock.thread = act.thread
+        clock.number = act.thread + 1
         places[posted] = _record(tracer, comms[act.comm], act)
     if batch:
         scope.leave_group()

@@ -9,7 +9,19 @@
 
 PyObject *ns_use_threads(PyObject *module, PyObject *args);
 PyObject *ns_thread_number(PyObject *module, PyObject *none);
-unsigned ns_thread_flags(void); /* the number of this thread, as flags of a record; 0: not known */
+unsigned ns_ask_thread(void);
+
+enum { NS_ASKED = 1 };
+/* The number of this thread, as flags of a record, and NS_ASKED. Each call reads it: the model saves
+ * a call into the loader. */
+extern __thread unsigned ns_own_thread __attribute__((tls_model("initial-exec")));
+
+/* Return the number of this thread, as flags of a record; 0: not known. */
+static inline unsigned ns_thread_flags(void)
+{
+    unsigned own = ns_own_thread;
+    return (own ? own : ns_ask_thread()) & ~(unsigned)NS_ASKED;
+}
 
 /* All return false with an error set. */
 bool ns_group_open(PyObject *groups, uint64_t *number); /* 0 without a group */

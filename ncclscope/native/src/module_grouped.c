@@ -28,10 +28,10 @@ static long deepen(PyObject *state, int by)
 
 /* --- threads ------------------------------------------------------------------------------------ */
 
-enum { THREAD_SHIFT = 2, MOST_THREADS = 62, SEVERAL = 63, ASKED = 1 };
+enum { THREAD_SHIFT = 2, MOST_THREADS = 62, SEVERAL = 63 };
 
 static PyObject *living, *foreign; /* threading's threads by identity, and the class of others */
-static __thread unsigned own_flags;
+__thread unsigned ns_own_thread;
 static struct {
     unsigned long identity;
     const PyObject *thread; /* compared, never used */
@@ -79,13 +79,13 @@ static unsigned take_number(void)
     return SEVERAL;
 }
 
-unsigned ns_thread_flags(void)
+unsigned ns_ask_thread(void)
 {
-    if (!own_flags && living) {
-        own_flags = ASKED | take_number() << THREAD_SHIFT;
+    if (living) {
+        ns_own_thread = NS_ASKED | take_number() << THREAD_SHIFT;
         PyErr_Clear();
     }
-    return own_flags & ~(unsigned)ASKED;
+    return ns_own_thread;
 }
 
 PyObject *ns_thread_number(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

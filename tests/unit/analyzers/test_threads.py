@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,7 +208,7 @@ def use_number(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
 
     def use(number: int) -> None:
-        monkeypatch.setattr(writer, "thread_number", lambda: number)
+        monkeypatch.setattr(writer, "own", SimpleNamespace(number=number))
 
     return use
 

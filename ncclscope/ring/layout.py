@@ -283,7 +283,8 @@ FIXED_UNSENT = 16
 FLAG_CAPTURED = 1
 FLAG_REPLAYED = 2
 THREAD_SHIFT = 2
-"""The other bits of the flags: a number of the thread that posted the call, 0 if not known."""
+"""The other bits of the flags: a number of the thread that posted the call. From 1 to 62 that of a
+living thread, 63 that of all further ones; 0 in replays, and if it is not known."""
 
 BOTH_WAYS = -(1 << 63)
 """Not a size; begins a sizes list with sizes to each member, then sizes from each member."""

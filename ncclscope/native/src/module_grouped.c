@@ -67,10 +67,14 @@ static unsigned take_number(void)
     PyObject *own = living_thread(identity);
     if (!own || PyObject_IsInstance(own, foreign))
         return 0;
+    /* This thread has no number yet: another one at its address has ended. So no thread that lives
+     * looks like the holder of two numbers, and they do not run out before there are as many. */
+    for (unsigned at = 0; at < MOST_THREADS; at++)
+        if (holders[at].thread == own)
+            holders[at].thread = NULL;
     for (unsigned at = 0; at < MOST_THREADS; at++) {
         const PyObject *holder = holders[at].thread;
-        /* This thread has no number yet: one in its place, at its address, has ended. */
-        if (holder && holder != own && living_thread(holders[at].identity) == holder)
+        if (holder && living_thread(holders[at].identity) == holder)
             continue;
         holders[at].identity = identity;
         holders[at].thread = own;

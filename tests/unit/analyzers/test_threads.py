@@ -263,20 +263,6 @@ def test_threads_that_share_a_number_show_no_skip(
     assert (verdict.status, verdict.cause) == ("unknown", None)
 
 
-def test_ranks_that_went_on_and_exited_wait_for_no_missing_record(cluster_of: ClusterOf) -> None:
-    """On NCCL nothing says that the calls of a thread, which nobody waited for, have completed."""
-    cluster = cluster_of(3)
-    for label in ("save", "world", "save", "save"):
-        post(cluster, cluster.everybody, label, done=label == "world", backend="nccl")
-    for tracer in cluster.tracers:
-        tracer.close()
-    cluster.tracers[2].ring.path.unlink()
-
-    verdict = cluster.verdict()
-
-    assert (verdict.status, verdict.cause) == ("incomplete", None)
-
-
 @pytest.mark.parametrize("ends", [0, 1])
 def test_an_exception_that_ended_a_thread_is_told_though_another_went_on(
     cluster_of: ClusterOf, ends: int

@@ -135,8 +135,8 @@ class DeadRank:
                 continue
             if rank is None:
                 # One finding covers all ranks without a record.
-                if late and number in case.run.unrecorded:
-                    continue  # it came: its record is damaged, or it could make none
+                if case.may_be_over or (late and number in case.run.unrecorded):
+                    continue  # it may have come, or it came: its record is damaged, or has no room
                 if not unknown and self._missed_by_all(case, number, waiting):
                     led = late or not {*waiting}.isdisjoint(case.waits.cycle)
                     yield self._finding(case, number, waiting, _no_record(case), consequence=led)
@@ -319,7 +319,7 @@ class DeadRank:
         pending = (
             self._last_call_awaited(case, waiting)
             if rank is None
-            else case.waits.where_most_wait(waiting)
+            else case.waits.where_most_wait(waiting, number)
         )
         # Others may wait for it in other calls.
         waiting = tuple(own for own in waiting if self._has_posted(case, own, pending))

@@ -26,6 +26,7 @@ from ncclscope.analysis.waits.noted import (
     last_key_line,
     note_lines,
     raised,
+    thread_ended,
     timeout_lines,
     wait_for_keys,
 )
@@ -75,12 +76,10 @@ class NotJoined:
             if rank is None or rank.details.get("probe_failed"):
                 continue  # its calls after the probe ended are unknown
             is_late = case.waits.overtaken(number) or case.waits.is_outside(number)
-            if number in case.waits.heads and not is_late:
+            pending = case.waits.where_most_wait(waiting, number)
+            if case.waits.holding_up(pending, number) and not is_late:
                 continue  # it is itself in a call that all members have joined
             if case.how_it_ended(rank) is None or rank.exited:
-                calls = case.waits.pending_calls
-                near = [one for one in waiting if number in calls[one].awaited]
-                pending = case.waits.where_most_wait(near or waiting)
                 if _is_hole(rank, pending):
                     continue  # it never records calls of this kind, and may be in this one
                 call = pending.comm.key, pending.call.seq
@@ -91,7 +90,8 @@ class NotJoined:
         for pending, numbers in missed.values():
             for finding in self._missed(case, pending, numbers):
                 # A rank that waits for the other side of a transfer cannot join a collective.
-                yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
+                follows = held_up >= set(numbers) or _waits_for_fewer(case, pending)
+                yield (replace(finding, role="consequence") if follows else finding)
         # The analyzer order_cycle describes all calls of a cycle.
         cycle = map(case.waits.pending_calls.__getitem__, case.waits.cycle)
         known = {(pending.comm.key, pending.call.seq) for pending in cycle}
@@ -220,9 +220,9 @@ class NotJoined:
         if len(strays) == 1 and is_stray(case, case.waits.pending_calls[strays[0]]):
             (number,) = strays
             waiting = tuple(
-                rank
-                for rank, pending in case.waits.pending_calls.items()
-                if number in pending.awaited and rank != number
+                pending.rank
+                for pending in case.waits.all_pending
+                if number in pending.awaited and pending.rank != number
             )
             yield self._absent(case, [number], case.waits.where_most_wait(waiting))
 
@@ -256,6 +256,8 @@ class NotJoined:
             was = f"; a signal has stopped {'its process' if one else 'their processes'}"
         elif all(is_idle(rank) for rank in ranks):
             was = f"; {'it is' if one else 'they are'} idle, in dequeue"
+        elif one and (what := thread_ended(ranks[0])):
+            was = f"; a thread of it ended with {what}"
         elif one and (error := raised(case, ranks[0])) is not None:
             was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
         elif one and (now := doing(ranks[0])) is not None:
@@ -297,7 +299,7 @@ class NotJoined:
         for key, seq in sorted(diverged):
             pending_calls = [
                 pending
-                for pending in case.waits.pending_calls.values()
+                for pending in case.waits.all_pending
                 if (pending.comm.key, pending.call.seq) == (key, seq)
             ]
             absent = [
@@ -322,7 +324,7 @@ class NotJoined:
         differing.update((each.comm.key, each.seq) for each in case.differences)
         diverging = {rank for difference in case.differences for rank in difference.odd}
         seen = set()
-        for pending in case.waits.pending_calls.values():
+        for pending in case.waits.all_pending:
             key = pending.comm.key
             if key in differing or key in seen:
                 continue
@@ -387,7 +389,7 @@ class NotJoined:
         """Yield, where sequences differ, the ranks that wait elsewhere for the diverging ranks."""
         differing = {difference.comm.key for difference in case.differences}
         seen = set()
-        for pending in case.waits.pending_calls.values():
+        for pending in case.waits.all_pending:
             # After a first difference, equal numbers are no longer equal calls: on that
             # communicator they do not show who waits for whom.
             absent = tuple(
@@ -413,6 +415,16 @@ class NotJoined:
                 role="consequence",
                 analyzer=self.name,
             )
+
+
+def _waits_for_fewer(case: Case, pending: PendingCall) -> bool:
+    """Return whether more ranks, which never came to a call, wait for those that are in it.
+
+    They do so in another thread, for which the one that never came may wait.
+    """
+    waiting = {*waiting_in(case, pending)}
+    others = {one.rank for one in case.waits.all_pending if waiting.issubset(one.awaited)}
+    return len(pending.absent) > len(waiting) and others.issuperset(pending.absent)
 
 
 def _posted(rank: Rank, pending: PendingCall) -> int:

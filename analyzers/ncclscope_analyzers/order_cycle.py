@@ -24,6 +24,7 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
+from ncclscope.model.threads import are_ordered, is_one_thread
 
 _SWAPPED = (
     "a rank that mixes up two communicators, for example because it created them in another "
@@ -229,6 +230,10 @@ class OrderCycle:
         self, case: Case, rank: Rank, first: PendingCall, second: PendingCall
     ) -> bool | None:
         """Return whether a rank posted its counterpart of ``first`` before that of ``second``."""
+        kinds = {pending.comm.kind for pending in (first, second)}
+        own = [log for log in rank.logs.values() if log.communicator.kind in kinds]
+        if not are_ordered(own):
+            return None
         places = [self._place(case, rank, pending) for pending in (first, second)]
         if -1 in places:
             return None
@@ -295,13 +300,13 @@ def _both_posted(case: Case, cycle: tuple[int, ...], here: PendingCall, there: P
     """Return whether both orders of two calls are recorded: a rank of each side posted both."""
     orders = set()
     for number in cycle:
-        places = []
+        calls = []
         for pending in (here, there):
             log = case.run.by_rank[number].logs.get(pending.comm.key)
             if log is not None and log.first <= pending.call.seq <= log.calls:
-                places.append(log.call(pending.call.seq).position)
-        if len(places) == 2:
-            orders.add(places[0] < places[1])
+                calls.append(log.call(pending.call.seq))
+        if len(calls) == 2 and is_one_thread(calls[0].thread, calls[1].thread):
+            orders.add(calls[0].position < calls[1].position)
     return len(orders) == 2
 
 

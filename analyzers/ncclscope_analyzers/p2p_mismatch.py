@@ -31,6 +31,7 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Call, Communicator, Finding, State
 from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.threads import precedes
 
 _DOES = {"send": "sends to", "recv": "waits to receive from"}
 Cycle = Sequence[tuple[int, Call]]
@@ -432,7 +433,7 @@ def _went_on(case: Case, transfer: StuckTransfer) -> bool:
     other = case.run.by_rank[transfer.peer]
     for key, log in case.run.by_rank[transfer.rank].logs.items():
         kept = log.span(log.first, log.calls + 1)
-        after = next((c.seq for c in kept if c.position > transfer.call.position), None)
+        after = next((c.seq for c in kept if precedes(transfer.call, c)), None)
         if after is not None and key in other.logs and other.logs[key].calls >= after:
             return True
     return False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
@@ -81,7 +81,7 @@ class Stalled:
     def _left_behind(self, case: Case) -> Iterable[Finding]:
         """Describe calls that completed on some devices and not on others."""
         seen = {one.comm.key for one in case.survived}  # equal numbers are no equal calls there
-        for head in case.waits.heads.values():
+        for head in _heads(case):
             comm = case.run.communicators[head.comm]
             if comm.key in seen or len(comm.ranks) < 2:
                 continue
@@ -171,7 +171,11 @@ class Stalled:
     ) -> Finding:
         agreement, reason = _agreement(case, comm)
         slow = starved(case.run.snapshot)
-        reasons = [starved_text({one: slow[one] for one in comm.ranks if one in slow}), reason]
+        reasons = [
+            starved_text({one: slow[one] for one in comm.ranks if one in slow}),
+            _crossed(case, call),
+            reason,
+        ]
         return Finding(
             kind=self.name,
             summary=(
@@ -250,9 +254,8 @@ class Stalled:
         self, case: Case, behind: Container[int]
     ) -> Iterable[tuple[Communicator, Call]]:
         """Yield the calls that all members of a communicator have posted and wait in."""
-        heads = case.waits.heads
         seen = set()
-        for call in heads.values():
+        for call in _heads(case):
             comm = case.run.communicators[call.comm]
             if comm.key in seen or len(comm.ranks) < 2:
                 continue
@@ -261,10 +264,41 @@ class Stalled:
                 continue  # it, or a rank that it waits for, has not reached the collective yet
             if any(_went_on(case.run.by_rank.get(rank), call) for rank in comm.ranks):
                 continue  # it was enqueued, and nobody waits for it
-            own = [heads.get(rank) for rank in comm.ranks]
-            same = {(head.comm, head.seq) for head in own if head is not None}
-            if None not in own and len(same) == 1:
+            if set(comm.ranks) <= _places(case, call).keys():
                 yield comm, call
+
+
+def _heads(case: Case) -> Iterator[Call]:
+    """Yield the calls in which threads are."""
+    return chain.from_iterable(case.waits.heads_by_thread.values())
+
+
+def _places(case: Case, call: Call) -> dict[int, int]:
+    """Return the ranks of which a thread is in a call, and where each posted it in its stream."""
+    return {
+        rank: head.position
+        for rank, heads in case.waits.heads_by_thread.items()
+        for head in heads
+        if (head.comm, head.seq) == (call.comm, call.seq)
+    }
+
+
+def _crossed(case: Case, call: Call) -> str:
+    """Say which ranks posted a pending call of another thread first, and which did not."""
+    own = _places(case, call)
+    for other in _heads(case):
+        theirs = _places(case, other)
+        both = sorted(own.keys() & theirs.keys())
+        before = [rank for rank in both if own[rank] < theirs[rank]]
+        after = [rank for rank in both if own[rank] > theirs[rank]]
+        if before and after:
+            comm = comm_text(case.run.communicators[other.comm])
+            return (
+                f"{ranks_text(before)} posted it before #{other.seq} on {comm}, which another "
+                f"thread posted, and {ranks_text(after)} after it: on one stream, each would wait "
+                f"for the other"
+            )
+    return ""
 
 
 def _went_on(rank: Rank | None, call: Call) -> bool:

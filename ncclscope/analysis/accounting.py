@@ -48,7 +48,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with waits as consequences where the calls that differ account for all."""
     ranks = _named([one for one in findings if not _is_wait(one)])
-    if not ranks or graph.released(ranks) != graph.waits.keys():
+    if not ranks or graph.released(ranks) != graph.waiting.keys():
         return list(findings)
     kept = graph.abnormal - ranks
     return [
@@ -172,7 +172,7 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
     if graph.unseen.intersection(finding.candidate_ranks):
         return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
-    waiting = plural(len(graph.waits), "waiting rank")
+    waiting = plural(len(graph.waiting), "waiting rank")
     return replace(
         finding,
         summary=f"{finding.summary} Only {ranks_text(ranks)} would release all {waiting}.",
@@ -192,6 +192,12 @@ def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
     if held := graph.obscure.intersection(finding.diverging_ranks):
         doubt = f"{ranks_text(sorted(held))} {verb([*held], 'wait')} for something that is not seen"
         return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    if partly := graph.partly_waiting.intersection(finding.diverging_ranks):
+        doubt = (
+            f"another thread of {ranks_text(sorted(partly))} waits for other ranks, and the one "
+            f"that never came may wait for it"
+        )
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
     named = {*finding.diverging_ranks}
     others = [one for one in graph.cheapest if not (one <= named or named <= one)]
     if not others:
@@ -204,10 +210,10 @@ def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
 def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Finding:
     """Return a cause with the count of waiting ranks that a repair of all causes releases."""
     ranks = _named(found)
-    if not graph.waits or not ranks:
+    if not graph.waiting or not ranks:
         return finding
     rival = graph.nearest(ranks)
-    of = len(graph.waits)
+    of = len(graph.waiting)
     against = []
     if rival is not None and rival[1] < of:
         against.append(f"releases {rival[1]} of {of} waiting ranks")
@@ -230,7 +236,7 @@ def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Fin
 
 def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     """Return a finding about a rank at which all chains of waiting end."""
-    waiting = [wait for wait in graph.waits.values() if number in wait.awaited]
+    waiting = [wait for wait in graph.waits if number in wait.awaited]
     first = min(waiting, key=lambda wait: (wait.call.time_ns or 0, wait.rank))
     rank = case.run.by_rank.get(number)
     comm = case.run.communicators[first.call.comm]

@@ -384,11 +384,12 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
 def _long_waits(case: Case) -> str:
     """Say which ranks had waited for others when the job ended, for as long as a hang lasts."""
     graph = wait_graph(case)
-    quiet = {number: case.still_seconds(case.run.by_rank[number]) for number in graph.waits}
+    quiet = {number: case.still_seconds(case.run.by_rank[number]) for number in graph.waiting}
     waiting = [n for n, seconds in quiet.items() if (seconds or 0.0) >= case.stall_seconds]
     if not waiting:
         return ""
-    missed = sorted(graph.sinks & frozenset().union(*(graph.waits[n].awaited for n in waiting)))
+    awaited = {rank for n in waiting for wait in graph.waiting[n] for rank in wait.awaited}
+    missed = sorted(graph.sinks & awaited)
     shortest = min(quiet[number] or 0.0 for number in waiting)
     return (
         f"{sentence(ranks_text(waiting))} had waited for {shortest:.0f} s when the processes ended"

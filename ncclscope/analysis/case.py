@@ -33,6 +33,7 @@ from ncclscope.analysis.sequences.tie_breaks import (
     majority_of_kind,
     suspect_of_pair,
 )
+from ncclscope.analysis.waits.completion import PENDING, reports_completion
 from ncclscope.analysis.waits.endings import (
     ended_by_peers,
     given_up_after,
@@ -45,8 +46,9 @@ from ncclscope.analysis.waits.noted import raised
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall, Waits
-from ncclscope.model import Rank, Run
+from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
+from ncclscope.model.signature import ROOTED_OPS
 
 AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
@@ -297,6 +299,8 @@ class Case(Records):
             return bool(self.waits.cycle) or (
                 self.waits.is_stuck if self.all_quiet else dumped and self.waits.still
             )
+        if self.may_be_over:
+            return False
         gone = self._awaits_only_the_gone
         for rank in waiting:
             quiet = self.still_seconds(rank)
@@ -308,6 +312,51 @@ class Case(Records):
             if quiet is None or quiet < limit:
                 return False
         return True
+
+    @property
+    def may_be_over(self) -> bool:
+        """Whether only ranks without a record are missing, which may have come to each call.
+
+        Nobody is known to wait for their completion: the waiting ranks went on and exited, or all
+        ranks rest alike.
+        """
+        ranks, waits = self.run.by_rank, self.waits
+        if not waits.ends or not ranks.keys().isdisjoint(waits.ends):
+            return False
+        left = all(
+            ranks[pending.rank].exited
+            and not ranks[pending.rank].details.get("ended_with")
+            and ranks[pending.rank].went_on(pending.call)
+            for pending in waits.all_pending
+        )
+        return left or self._may_be_idle
+
+    @property
+    def _may_be_idle(self) -> bool:
+        """Whether ranks that wait for none rest, too, and those without a record had come before.
+
+        The completion of the pending calls would not be recorded.
+        """
+        waits, resting = self.waits, [rank for rank in self.run.ranks if not rank.exited]
+        return (
+            len(resting) == len(self.run.ranks) > len(waits.pending_calls)
+            and self.longest_common_quiet(rank.rank for rank in resting) is not None
+            and all(map(self._has_come, waits.ends))
+            and not any(
+                reports_completion(self.run.by_rank[one.rank].logs[one.comm.key], one.call)
+                for one in waits.all_pending
+            )
+        )
+
+    def _has_come(self, number: int) -> bool:
+        """Return whether a call that a rank had to join has completed on another one."""
+        return any(
+            call.state is State.COMPLETED and call.op not in ROOTED_OPS
+            for rank in self.run.ranks
+            for log in rank.logs.values()
+            if number in log.communicator.ranks
+            for call in log.span(max(log.first, log.calls - PENDING), log.calls + 1)
+        )
 
     @property
     def _awaits_only_the_gone(self) -> bool:

@@ -178,7 +178,7 @@ def _missed(case: Case, ranks: set[int]) -> set[tuple[str, int | None]]:
     """Return the pending calls that none but some ranks have not posted."""
     return {
         (pending.comm.key, pending.call.seq)
-        for pending in case.waits.pending_calls.values()
+        for pending in case.waits.all_pending
         if pending.absent and ranks.issuperset(pending.absent)
     }
 

@@ -262,7 +262,7 @@ def _waits_for_input(case: Case, rank: Rank) -> bool:
 
 def _is_repeated(case: Case, call: Call) -> bool:
     """Return whether the ranks that wait in a call were in such calls from this line before."""
-    pending = [one for one in case.waits.pending_calls.values() if one.call.comm == call.comm]
+    pending = [one for one in case.waits.all_pending if one.call.comm == call.comm]
     if not pending:
         return False
     log = case.run.by_rank[pending[0].rank].logs[call.comm]

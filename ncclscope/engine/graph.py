@@ -1,10 +1,10 @@
 """Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
 
-A rank waits in one call, for all members that have not come to it. A repair supposes of some ranks
-that they behave as their peers expect: they come to every call, and what they post fits. What is
-released then is a least fixpoint: a rank goes on once all come for which it waits, and a rank that
-goes on comes to its peers' calls. A rank that waits for nobody, and is not repaired, never comes:
-it is where a chain of waiting ends.
+Each thread of a rank waits in one call, for all members that have not come to it. A repair supposes
+of some ranks that they behave as their peers expect: they come to every call, and what they post
+fits. What is released then is a least fixpoint: a thread goes on once all come for which it waits,
+and a thread that goes on comes to its peers' calls. One that waits for nobody, and whose rank is
+not repaired, never comes: there a chain of waiting ends, even if another thread of its rank waits.
 
 A set of ranks explains a hang if its repair releases every waiting rank. Ranks without which the
 rest of the set explains as much are victims.
@@ -12,27 +12,35 @@ rest of the set explains as much are victims.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 
 from ncclscope.model import Call
+from ncclscope.model.threads import is_any_thread
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank that waits in a call.
+    """A thread of a rank that waits in a call.
 
     Attributes:
         rank: Global rank.
         call: The call, a collective or a transfer.
         awaited: Ranks that have not posted the call, or its other half, or are in an earlier one.
+        threads: Which threads of these may come to it; any of a rank that is left out.
     """
 
     rank: int
     call: Call
     awaited: frozenset[int]
+    threads: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def is_held_up_by(self, other: Wait) -> bool:
+        """Return whether the thread of an awaited rank that is to come is in another wait."""
+        return is_any_thread(other.call.thread, self.threads.get(other.rank, ()))
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class WaitGraph:
     """Who waits for whom in a job in which nothing moves.
 
     Args:
-        waits: The waiting ranks.
+        waits: The waiting threads.
         unfit: Calls whose members posted different ones.
         abnormal: Ranks whose end, or stop, is recorded and follows from no other rank's.
         unseen: Ranks without a record, which may have come to every call.
@@ -73,7 +81,11 @@ class WaitGraph:
         unseen: Iterable[int] = (),
         obscure: Iterable[int] = (),
     ) -> None:
-        self.waits = {wait.rank: wait for wait in waits}
+        self.waits = tuple(waits)
+        self.waiting: dict[int, list[Wait]] = {}
+        """The waits of each waiting rank."""
+        for wait in self.waits:
+            self.waiting.setdefault(wait.rank, []).append(wait)
         self.unfit = tuple(unfit)
         self.abnormal = frozenset(abnormal)
         self.unseen = frozenset(unseen)
@@ -85,45 +97,71 @@ class WaitGraph:
     @property
     def awaited(self) -> frozenset[int]:
         """Ranks that others wait for."""
-        return frozenset().union(*(wait.awaited for wait in self.waits.values()))
+        return frozenset().union(*(wait.awaited for wait in self.waits))
 
     @property
     def sinks(self) -> frozenset[int]:
-        """Recorded ranks that others wait for, and that wait for nobody."""
-        return self.awaited - self.waits.keys() - self.unseen
+        """Recorded ranks that others wait for, in a thread that waits for nobody."""
+        return (self.awaited - self.waiting.keys() - self.unseen) | self.partly_waiting
 
-    def released(self, repaired: Collection[int]) -> frozenset[int]:
-        """Return the waiting ranks that go on if some ranks behave as their peers expect."""
+    @cached_property
+    def partly_waiting(self) -> frozenset[int]:
+        """Ranks that others wait for in a thread that waits for nobody, while another one waits."""
+        return frozenset(
+            rank
+            for wait in self.waits
+            for rank in wait.awaited & self.waiting.keys()
+            if not self._holding_up(wait, rank)
+        )
+
+    def _holding_up(self, wait: Wait, rank: int) -> list[Wait]:
+        """Return the waits that keep an awaited rank from coming to a call."""
+        return [one for one in self.waiting.get(rank, ()) if wait.is_held_up_by(one)]
+
+    def released(self, repaired: Collection[int], *, joins: bool = False) -> frozenset[int]:
+        """Return the waiting ranks that go on if some ranks behave as their peers expect.
+
+        Args:
+            repaired: Those ranks.
+            joins: Whether threads that wait for no other rank wait for the threads of their own.
+        """
         blocked: dict[int, int] = {}
-        waiting_for: dict[int, list[int]] = {}
+        followers: dict[int, list[Wait]] = {}
         going = []
-        for rank, wait in self.waits.items():
-            if rank in repaired:
-                going.append(rank)
+        for wait in self.waits:
+            if wait.rank in repaired:
+                going.append(wait)
                 continue
             if not self._fits(wait.call, repaired):
                 continue
             missing = [
                 one for one in wait.awaited if one not in repaired and one not in self.unseen
             ]
+            held_up_by = [
+                self._holding_up(wait, one) or (self.waiting.get(one, []) if joins else [])
+                for one in missing
+            ]
+            if not all(held_up_by):
+                continue  # a thread that waits for nobody never comes
+            blocked[id(wait)] = sum(map(len, held_up_by))
             if not missing:
-                going.append(rank)
-            blocked[rank] = len(missing)
-            for one in missing:
-                waiting_for.setdefault(one, []).append(rank)
-        free = set(going)
+                going.append(wait)
+            for one in (one for some in held_up_by for one in some):
+                followers.setdefault(id(one), []).append(wait)
+        free: Counter[int] = Counter()
         while going:
-            for rank in waiting_for.get(going.pop(), ()):
-                blocked[rank] -= 1
-                if not blocked[rank] and rank not in free:
-                    free.add(rank)
-                    going.append(rank)
-        return frozenset(free)
+            wait = going.pop()
+            free[wait.rank] += 1
+            for follower in followers.get(id(wait), ()):
+                blocked[id(follower)] -= 1
+                if not blocked[id(follower)]:
+                    going.append(follower)
+        return frozenset(rank for rank, count in free.items() if count == len(self.waiting[rank]))
 
     def explains(self, repaired: Collection[int]) -> bool:
         """Return whether a repair of some ranks accounts for all that waits, and for all ends."""
         accounted = self.abnormal.issubset(repaired)
-        return accounted and len(self.released(repaired)) == len(self.waits)
+        return accounted and len(self.released(repaired)) == len(self.waiting)
 
     def without_victims(self, ranks: Iterable[int]) -> frozenset[int]:
         """Return the ranks of a set without which the rest of it does not explain as much.
@@ -132,7 +170,7 @@ class WaitGraph:
         """
         kept = set(ranks)
         most = self.released(kept)
-        for rank in sorted(kept, key=lambda rank: (rank not in self.waits, rank)):
+        for rank in sorted(kept, key=lambda rank: (rank not in self.waiting, rank)):
             rest = kept - {rank}
             if rank in self.abnormal or not rest:
                 continue
@@ -147,7 +185,9 @@ class WaitGraph:
         Empty where only ranks without a record may be missing: what they did, any other rank may
         have caused. Empty, too, where a chain of waiting ends at a rank that waits for others.
         """
-        if self.explains(()) or self.sinks & self.obscure:
+        if self.sinks & self.obscure:
+            return []
+        if not self.abnormal and len(self.released((), joins=True)) == len(self.waiting):
             return []
         for size in (1, 2):
             found = [
@@ -187,22 +227,24 @@ class WaitGraph:
     def _candidates(self, size: int) -> Sequence[int]:
         """Return as many ranks of each class, those whose repair may do the most first."""
         classes: dict[object, list[int]] = {}
-        for rank in sorted(self._ranks(), key=lambda rank: (rank in self.waits, rank)):
+        for rank in sorted(self._ranks(), key=lambda rank: (rank in self.waiting, rank)):
             classes.setdefault(self._likeness(rank), []).append(rank)
         return [rank for alike in classes.values() for rank in alike[:size]]
 
     def _ranks(self) -> frozenset[int]:
         sides = [side for one in self.unfit for side in one.sides]
-        return self.sinks | self.waits.keys() | frozenset().union(*sides)
+        return self.sinks | self.waiting.keys() | frozenset().union(*sides)
 
     def _likeness(self, rank: int) -> object:
-        wait = self.waits.get(rank)
-        if wait is None:
+        waits = self.waiting.get(rank)
+        if waits is None:
             return rank
-        by = frozenset(one for one, other in self.waits.items() if rank in other.awaited)
+        by = frozenset(other.rank for other in self.waits if rank in other.awaited)
         sides = tuple(side for one in self.unfit for side in one.sides if rank in side)
-        place = wait.call.comm, wait.call.seq, wait.call.op
-        return place, wait.awaited - {rank}, by, sides, rank in self.abnormal
+        places = tuple(
+            (wait.call.comm, wait.call.seq, wait.call.op, wait.awaited - {rank}) for wait in waits
+        )
+        return places, by, sides, rank in self.abnormal
 
     def _fits(self, call: Call, repaired: Collection[int]) -> bool:
         return all(

@@ -115,6 +115,7 @@ class Call:
         graph: Number of the CUDA graph it was captured into, or replayed from.
         signature: Hash of what members must agree on, see :mod:`ncclscope.model.signature`.
         replay: The replay of ``graph`` that it is part of; None for a posted call.
+        thread: Number of the thread of its rank that posted it; 0 where that is not known.
         root_rank: Global rank of the root, where that is not its rank of the communicator.
     """
 
@@ -139,6 +140,7 @@ class Call:
     signature: int = 0
     out_sizes: tuple[int, ...] | None = None
     replay: Replay | None = None
+    thread: int = field(default=0, compare=False)
     full_site: str | None = field(default=None, compare=False)
     user_site: str | None = field(default=None, compare=False)
     root_rank: int | None = field(default=None, compare=False)

@@ -90,3 +90,7 @@ class CallLog(Protocol):
     def positions(self, start: int, stop: int) -> Sequence[int]:
         """Return the numbers of these calls in the whole stream of the rank, from 0."""
         ...
+
+    def threads(self, start: int, stop: int) -> Sequence[int]:
+        """Return the number of the thread that posted each of these calls; 0 if not known."""
+        ...

@@ -97,6 +97,10 @@ class ListLog:
         """Return the numbers of the calls in ``[start, stop)`` in the rank's stream."""
         return [call.position for call in self.span(start, stop)]
 
+    def threads(self, start: int, stop: int) -> Sequence[int]:
+        """Return the thread that posted each of the calls in ``[start, stop)``; 0: not known."""
+        return [call.thread for call in self.span(start, stop)]
+
 
 class Tail:
     """A log from one call on, as if earlier calls had been overwritten."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.model.call import Activity, Call, Communicator, Step
 from ncclscope.model.log import CallLog, last_of, newest_of
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.threads import precedes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +103,10 @@ class Rank:
         return {
             key: log.call(log.calls) for key, log in self.logs.items() if log.calls >= log.first
         }
+
+    def went_on(self, call: Call) -> bool:
+        """Return whether the thread that posted a call has posted a later collective."""
+        return any(precedes(call, last) for last in self.last_calls().values())
 
     def gave_up(self, call: Call) -> bool:
         """Return whether the input proves that a call timed out without completing."""

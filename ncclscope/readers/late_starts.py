@@ -74,6 +74,10 @@ class LateLog:
         """Return the numbers of these calls in the whole stream of the rank."""
         return self._log.positions(start - self.before, stop - self.before)
 
+    def threads(self, start: int, stop: int) -> Sequence[int]:
+        """Return the thread that posted each of these calls; 0 where it is not known."""
+        return self._log.threads(start - self.before, stop - self.before)
+
     def _moved(self, calls: Sequence[Call]) -> list[Call]:
         return [replace(call, seq=call.seq + self.before) for call in calls]
 

@@ -151,6 +151,10 @@ class RemoteLog:
         """Return the positions of calls ``start`` to ``stop - 1`` in the rank's stream."""
         return [call.position for call in self.span(start, stop)]
 
+    def threads(self, start: int, stop: int) -> Sequence[int]:
+        """Return the threads that posted calls ``start`` to ``stop - 1``; 0: not known."""
+        return [call.thread for call in self.span(start, stop)]
+
     # --- querying ----------------------------------------------------------------------------
 
     def _ask_hashes(self, seq: int) -> None:

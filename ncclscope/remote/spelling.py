@@ -45,6 +45,7 @@ _KIND = {
     "site": _TEXT,
     "captured": as_flag,
     "graph": _NUMBER,
+    "thread": as_count,
     "signature": as_hash,
     "out_sizes": _NUMBERS,
     **dict.fromkeys(("full_site", "user_site"), _TEXT),

@@ -73,7 +73,7 @@ offset field  type  meaning
 76     out    u32   output shape, a number of the strings part; 0 for not recorded
 80     graph  u32   CUDA graph that it was captured into, or replayed from; 0 for none
 84     group  u16   number of the NCCL group it was posted in, from 1 to 65,535; 0 outside
-86     flags  u8    flags of the moment: see FLAG_*
+86     flags  u8    flags of the moment: see FLAG_*; from THREAD_SHIFT on a thread
 87     state  u8    one of STATES, for scheduled, started, completed; changed later
 88     end    u32   the lower 32 bits of ``begin``
 92     check  u32   the check of the other fields, without ``state``
@@ -282,6 +282,9 @@ FIXED_UNSENT = 16
 
 FLAG_CAPTURED = 1
 FLAG_REPLAYED = 2
+THREAD_SHIFT = 2
+"""The other bits of the flags: a number of the thread that posted the call. From 1 to 62 that of a
+living thread, 63 that of all further ones; 0 in replays, and if it is not known."""
 
 BOTH_WAYS = -(1 << 63)
 """Not a size; begins a sizes list with sizes to each member, then sizes from each member."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.clock import CLOCK, now_ns
 from ncclscope.errors import RingError
 from ncclscope.model.signature import BASE, MASK, captured, replayed
+from ncclscope.native.threads import own
 from ncclscope.ring import layout, unsent
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
@@ -55,7 +56,7 @@ _STEPS = tuple(
 """What repeats in the records of steps, behind ``numel``: of passes, and of dummy batches."""
 _MOST = layout.MOST
 _PLAIN = layout.MOMENT.pack(0, 0, 0, layout.STATES[0])
-"""The moment of a call outside groups and graphs that has not started yet."""
+"""The moment of a step."""
 _LOW = 0xFFFFFFFF
 
 
@@ -210,8 +211,10 @@ class RingWriter:
             The position, by which :meth:`advance` finds the record again; -1 for a call that
             became a part of a graph.
         """
-        moment, signed, of_moment = _PLAIN, signature, 0
+        signed, thread = signature, own.number
+        moment, of_moment = _PLAIN_OF[thread]
         if state or flags or group or graph:
+            flags |= thread << layout.THREAD_SHIFT
             moment, of_moment = _moment(graph, group, flags, state)
             if flags & layout.FLAG_CAPTURED:
                 if self.capture(channel, fixed, signature, group):
@@ -264,8 +267,10 @@ class RingWriter:
         graph: int = 0,
     ) -> int:
         """Record a send or receive, outside the common sequence; arguments as for :meth:`post`."""
-        moment, of_moment = _PLAIN, 0
+        thread = own.number
+        moment, of_moment = _PLAIN_OF[thread]
         if state or flags or group or graph:
+            flags |= thread << layout.THREAD_SHIFT
             moment, of_moment = _moment(graph, group, flags, state)
             if flags & layout.FLAG_CAPTURED and self.capture(channel, fixed, 0, group):
                 return -1
@@ -540,6 +545,10 @@ def _moment(graph: int, group: int, flags: int, state: int) -> tuple[bytes, int]
         raise ValueError("the state is 0 to 2")
     packed = _pack_moment(graph & _LOW, number, flags, layout.STATES[state])
     return packed, (graph & _LOW | number << 32 | flags << 48) * _F10
+
+
+_PLAIN_OF = [_moment(0, 0, number << layout.THREAD_SHIFT, 0) for number in range(64)]
+"""Of each thread, the moment of a call outside groups and graphs, and what it adds to the check."""
 
 
 def _share_of(fixed: bytes) -> int:

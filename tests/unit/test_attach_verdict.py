@@ -41,6 +41,22 @@ def test_a_rank_in_another_collective_is_named() -> None:
     assert verdict.cause.peers.op == "all_reduce"
 
 
+def test_calls_of_two_threads_are_no_mismatch() -> None:
+    """Ranks that are seen in another thread may be in the call of rank 2 with their main one."""
+    workers = [worker(rank, GATHER if rank == 2 else REDUCE) for rank in range(4)]
+    for place in (0, 1, 3):
+        stacks = tuple(
+            Stacks((Thread("MainThread", 1, IDLE), replace(one.threads[0], name="Thread-1")))
+            for one in workers[place].stacks
+        )
+        workers[place] = replace(workers[place], stacks=stacks)
+
+    verdict = judged(*workers)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (2,))
+
+
 def test_two_against_two_names_nobody() -> None:
     verdict = judged(*(worker(rank, GATHER if rank > 1 else REDUCE) for rank in range(4)))
 

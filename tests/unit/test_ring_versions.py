@@ -41,6 +41,7 @@ def test_a_ring_of_an_earlier_version_is_read(tmp_path: Path, version: int) -> N
         check_log(log, first, CALLS)
     assert all(is_call(call, call.seq) for call in log.span(first, CALLS + 1))
     assert (log.first, log.calls) == (first, CALLS + 5 * replays)
+    assert {*log.threads(first, log.calls + 1), *other.threads(1, 31)} == {0}
     assert other.communicator.label == "dp:1"
     assert [call.sizes for call in other.span(1, 31)] == [(number, 2) for number in range(1, 31)]
     assert {call.out_shape for call in other.span(1, 31)} == {(5,)}

@@ -8,9 +8,12 @@ from ncclscope.engine.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call
 
 
-def wait(rank: int, *awaited: int, comm: str = "world", seq: int = 7) -> Wait:
-    call = Call("all_reduce", comm, seq, position=seq)
-    return Wait(rank, call, frozenset(awaited))
+def wait(
+    rank: int, *awaited: int, comm: str = "world", seq: int = 7, thread: int = 0, due: int = 0
+) -> Wait:
+    call = Call("all_reduce", comm, seq, position=seq, thread=thread)
+    threads = dict.fromkeys(awaited, frozenset({due})) if due else {}
+    return Wait(rank, call, frozenset(awaited), threads)
 
 
 def test_a_chain_is_released_by_the_rank_at_its_end() -> None:
@@ -66,3 +69,41 @@ def test_the_nearest_rival_is_the_rank_that_releases_the_most() -> None:
     graph = WaitGraph([wait(0, 1), wait(1, 4, comm="pp"), wait(2, 3, comm="dp")], abnormal=[3])
 
     assert graph.nearest({3}) == (1, 2)
+
+
+def test_a_rank_whose_other_thread_waits_may_still_be_missing() -> None:
+    """Rank 1 waits in its main thread for rank 0, whose thread 2 waits for that of rank 1."""
+    graph = WaitGraph(
+        [
+            wait(0, 1, comm="save", thread=2, due=2),
+            wait(1, 0, 2, thread=1, due=1),
+            wait(2, 1, comm="save", thread=2, due=2),
+        ]
+    )
+
+    assert graph.partly_waiting == {0, 1, 2}
+    assert graph.released(()) == frozenset()
+    assert graph.cheapest == [frozenset({1})]
+
+
+def test_a_wait_of_the_thread_that_is_due_holds_up_its_peers() -> None:
+    graph = WaitGraph([wait(0, 1, thread=1, due=1), wait(1, 2, comm="pp", thread=1, due=1)])
+
+    assert graph.sinks == {2}
+    assert graph.released({2}) == {0, 1}
+
+
+def test_a_rank_goes_on_if_both_its_threads_do() -> None:
+    graph = WaitGraph([wait(0, 1, thread=1), wait(0, 2, comm="save", thread=2)])
+
+    assert graph.released({1}) == frozenset()
+    assert graph.released({1, 2}) == {0}
+
+
+def test_a_thread_may_wait_for_another_one_of_its_rank() -> None:
+    """Rank 1 has no main call, and its other thread waits for rank 0, which left no record."""
+    graph = WaitGraph([wait(1, 0, comm="save", thread=2), wait(2, 1, thread=1, due=1)], unseen=[0])
+
+    assert graph.sinks == {1}
+    assert graph.released(()) == {1}
+    assert graph.cheapest == []

@@ -31,7 +31,7 @@ class Planted:
         count: Number of acts that are deleted or inserted.
         peers: Ranks to which the same records may be put down.
         line: Line of the program.
-        thread: The thread that has it.
+        threads: The threads that have it.
     """
 
     fault: str
@@ -43,7 +43,7 @@ class Planted:
     count: int = 1
     peers: tuple[int, ...] = ()
     line: int = 0
-    thread: int = 0
+    threads: frozenset[int] = frozenset({0})
 
 
 def plant(world: World, rng: random.Random, fault: str, rank: int) -> Planted | None:
@@ -58,8 +58,10 @@ def plant(world: World, rng: random.Random, fault: str, rank: int) -> Planted | 
     if planted is None:
         return None
     longer = max(program, before, key=len)
-    thread = longer[planted.at].thread if 0 <= planted.at < len(longer) else 0
-    return replace(planted, fault=fault, thread=thread)
+    threads = {act.thread for act in longer[planted.at : planted.at + planted.count]}
+    if planted.at < 0 or not threads:
+        threads = {0}
+    return replace(planted, fault=fault, threads=frozenset(threads))
 
 
 def _certain(*kinds: str, likely: tuple[str, ...] = ()) -> Mapping[str, str]:

@@ -46,6 +46,7 @@ def small_rings(keeps: int) -> Iterator[None]:
 
 class _Clock:
     now = BEGAN_NS
+    number = 0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -53,6 +54,7 @@ class _Clock:
         with (
             patch.dict(os.environ, NCCLSCOPE_NATIVE="0"),
             patch.object(ring_writer, "now_ns", lambda: self.now),
+            patch.object(ring_writer, "own", self),
             patch.object(identity, "describe_process", lambda: dict(_ABOUT)),
         ):
             yield
@@ -107,6 +109,7 @@ def _write_ring(world: World, outcome: Outcome, directory: Path, rank: int, cloc
             if act.batch:
                 scope.enter_group()
             batch = act.batch
+        clock.number = act.thread + 1
         places[posted] = _record(tracer, comms[act.comm], act)
     if batch:
         scope.leave_group()

@@ -85,7 +85,8 @@ def _came_to_pass(world: World, planted: Planted, outcome: Outcome) -> bool:
         return True
     if planted.fault == "busy":
         return outcome.held.get(planted.rank) == "busy"
-    if outcome.reached[planted.rank].get(planted.thread, -1) >= planted.at:
+    reached = outcome.reached[planted.rank]
+    if any(reached.get(thread, -1) >= planted.at for thread in planted.threads):
         return True
     return planted.rank in outcome.finished
 

@@ -40,6 +40,7 @@ _FROM_ANY = frozenset({"wait", "store"})
 _STUCK = frozenset({"lock", "file", "socket", "data", "child"})
 """Waits that do not occur in an idle job."""
 _SHARED = 2
+_MAIN = "MainThread"
 
 
 def judge_stacks(
@@ -214,6 +215,8 @@ def _difference_kind(peer: Motion, odd: Motion) -> str:
     """Return the kind of finding for a rank that waits elsewhere than the majority."""
     if peer.op == odd.op or {peer.op, odd.op} & (_MESSAGES | {None}) or odd.op in _FROM_ANY:
         return "not_joined"
+    if (peer.thread == _MAIN) != (odd.thread == _MAIN):
+        return "not_joined"  # another thread of the rank may be in the call, or is missing
     if peer.op in INIT_OPS:
         return "init_stalled"
     known = {*COLLECTIVES, *POSTED_BY_CPP} - INIT_OPS

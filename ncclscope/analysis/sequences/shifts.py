@@ -22,6 +22,7 @@ from ncclscope.analysis.sequences.replays import Block, block_at, calls_on
 from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.log import CallLog
+from ncclscope.model.threads import are_ordered
 
 Tokens = npt.NDArray[np.int64]
 
@@ -135,7 +136,15 @@ def tracks_of(
     keys = (key for key in one[0].logs if key != comm.key and key in other[0].logs)
     most = max(MOST_OTHERS // len(run.communicators), 8)
     shared = [(one[0].logs[key], other[0].logs[key]) for key in islice(keys, most)]
-    alike = _alike(run, one[0], other[0])
+    # What another thread of a rank posted meanwhile says nothing of its progress.
+    shared, alike = (
+        [
+            (own, theirs)
+            for own, theirs in pairs
+            if are_ordered((one[1], own)) and are_ordered((other[1], theirs))
+        ]
+        for pairs in (shared, _alike(run, one[0], other[0]))
+    )
     sites = all(any(log.sites(log.calls, log.calls + 1)) for _, log in (one, other))
     steps = all(rank.last_step() is not None for rank, _ in (one, other))
     ways: list[tuple[list[tuple[CallLog, CallLog]], str]] = []

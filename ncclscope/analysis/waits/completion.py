@@ -8,6 +8,7 @@ from typing import Any
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS, CREATION_OPS
+from ncclscope.model.threads import precedes
 
 PENDING = 512
 """Calls at the end of a log whose states are read."""
@@ -56,18 +57,21 @@ def reports_completion(log: CallLog, call: Call) -> bool:
     if log.communicator.backend == "gloo":
         same = (one for one in before if (one.op, one.site) == (call.op, call.site))
         return all(one.state is State.COMPLETED for one in same)
-    alike = [one for one in before if one.op == call.op] or before
+    alike = [one for one in before if one.op == call.op]
+    if not alike and call.seq == log.calls:
+        alike = before  # a rank that went on did not wait for it, as it did for other operations
     return bool(alike) and all(one.state is State.COMPLETED for one in alike)
 
 
 def held_in(rank: Rank, log: CallLog) -> Call | None:
-    """Return the barrier that blocks a rank's host, where its newest call is one."""
+    """Return the barrier that blocks a thread of a rank, where its newest call is one."""
     call = log.call(log.calls) if log.first <= log.calls else None
     if call is None or call.op not in BARRIERS or call.state is State.COMPLETED or call.captured:
         return None
-    last = rank.last_call(transfers=True)
-    alone = call.replay is None and last is not None and last.position == call.position
-    return call if alone else None
+    went_on = rank.went_on(call) or any(
+        precedes(call, transfer) for transfer in rank.last_transfers().values()
+    )
+    return None if went_on or call.replay is not None else call
 
 
 def was_left(rank: Rank, call: Call) -> bool:

@@ -13,6 +13,7 @@ from ncclscope.model import Call, Finding, Rank, State
 from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
 from ncclscope.model.signature import BARRIERS, P2P_OPS
 from ncclscope.model.text import status_text
+from ncclscope.model.threads import precedes
 from ncclscope.untrusted import printable
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def given_up_after(rank: Rank, call: Call) -> float | None:
         return None
     log = rank.logs[call.comm]
     after = log.call(call.seq + 1) if log.first <= call.seq < log.calls else last
-    if after.position <= call.position or None in (after.time_ns, call.time_ns):
+    if not precedes(call, after) or None in (after.time_ns, call.time_ns):
         return None
     return ((after.time_ns or 0) - (call.time_ns or 0)) / 1e9
 

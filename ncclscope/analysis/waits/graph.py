@@ -18,6 +18,7 @@ from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.threads import first_of_threads, is_one_thread, precedes
 
 MOST_RANKS = 64
 MOST_MEMBERS = 1024
@@ -25,6 +26,8 @@ MOST_MEMBERS = 1024
 
 Half = tuple[Call, int, Call | None]
 """A transfer that may be pending, its other end, and that end's half, if it was posted."""
+Heads = dict[int, tuple[Call, ...]]
+"""The call in which each thread of a rank waits."""
 
 
 def wait_graph(case: Case) -> WaitGraph:
@@ -42,23 +45,26 @@ def wait_graph(case: Case) -> WaitGraph:
     )
     unfit = [Unfit(one.comm.key, one.seq, tuple(one.groups)) for one in case.divergences]
     halves = _halves(case)
-    heads = {**case.waits.heads}
+    heads = {**case.waits.heads_by_thread}
     for one in unfit:
         for number in (number for side in one.sides for number in side):
             _put_first(heads, number, case.logs(one.comm)[number].call(one.seq))
     for number, own in halves.items():
-        _put_first(heads, number, own[0][0])
+        for call in first_of_threads(half[0] for half in own):
+            _put_first(heads, number, call)
     _hold_up_streams(case, heads, halves)
     waits = []
-    for number, call in heads.items():
+    for number, call in ((number, call) for number, calls in heads.items() for call in calls):
         if case.waits.is_outside(number) or number in unseen:
             continue
+        threads: dict[int, frozenset[int]] = {}
         if call.op in P2P_OPS:
-            awaited = _awaited_in_transfers(halves[number], heads)
+            awaited = _awaited_in_transfers(call, halves[number], heads)
         else:
             awaited = _awaited_by_members(case, number, call, heads)
+            threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
         if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
-            waits.append(Wait(number, call, frozenset(awaited)))
+            waits.append(Wait(number, call, frozenset(awaited), threads))
     abnormal = [rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")]
     known = {wait.rank for wait in waits}
     obscure = [
@@ -81,39 +87,39 @@ def _waits_unseen(case: Case, rank: Rank) -> bool:
         for name in (INIT, COMM_INIT, STORE_WAIT)
     ):
         return True
-    last = rank.last_call()
     return any(
-        call.state is not State.COMPLETED and (last is None or last.position < call.position)
+        call.state is not State.COMPLETED and not rank.went_on(call)
         for key, calls in rank.p2p.items()
         if "nccl" not in case.run.communicators[key].backend
         for call in calls[-PENDING:]
     )
 
 
-def _put_first(heads: dict[int, Call], number: int, call: Call) -> bool:
-    """Let a call be the one in which a rank waits, unless it is in an earlier one."""
-    if number in heads and call.position >= heads[number].position:
-        return False
-    heads[number] = call
-    return True
+def _put_first(heads: Heads, number: int, call: Call) -> bool:
+    """Let a call be the one in which a thread waits, unless it is in an earlier one."""
+    known = heads.get(number, ())
+    heads[number] = first_of_threads((*known, call))
+    return heads[number] != known
 
 
-def _hold_up_streams(case: Case, heads: dict[int, Call], halves: dict[int, list[Half]]) -> None:
+def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) -> None:
     """Add the ranks in calls that all have posted, and that a peer's stream has not reached.
 
     Only on NCCL, whose calls run in the order of posting while the hosts go on.
     """
-    pending = [*heads]
+    pending = [(number, call) for number, calls in heads.items() for call in calls]
     transfers = _transfers_of(case) if pending else {}
     while pending:
-        number = pending.pop()
-        rank, after = case.run.by_rank[number], heads[number].position
+        number, head = pending.pop()
+        rank = case.run.by_rank[number]
         for key, log in rank.logs.items():
             comm = case.run.communicators[key]
             start = max(log.first, log.calls - PENDING)
             if "nccl" not in comm.backend or comm.creates_groups or not log.anchored:
                 continue
-            behind = np.asarray(log.positions(start, log.calls + 1)) > after
+            behind = np.asarray(log.positions(start, log.calls + 1)) > head.position
+            threads = log.threads(start, log.calls + 1)
+            behind &= np.array([is_one_thread(head.thread, one) for one in threads], bool)
             if not behind.any():
                 continue
             seq = start + int(behind.argmax())
@@ -121,13 +127,18 @@ def _hold_up_streams(case: Case, heads: dict[int, Call], halves: dict[int, list[
                 theirs = case.run.by_rank[peer].logs.get(key) if peer in case.run.by_rank else None
                 if theirs is None or not theirs.first <= seq <= theirs.calls:
                     continue
-                if peer != number and _put_first(heads, peer, theirs.call(seq)):
-                    halves.pop(peer, None)
-                    pending.append(peer)
+                held = theirs.call(seq)
+                if peer != number and _put_first(heads, peer, held):
+                    pending.append((peer, held))
         for call, peer, answer in transfers.get(number, ()):
-            if call.position > after and answer is not None and _put_first(heads, peer, answer):
-                halves[peer] = [(answer, number, call)]
-                pending.append(peer)
+            if precedes(head, call) and answer is not None and _put_first(heads, peer, answer):
+                others = [
+                    half
+                    for half in halves.get(peer, ())
+                    if not is_one_thread(half[0].thread, answer.thread)
+                ]
+                halves[peer] = [*others, (answer, number, call)]
+                pending.append((peer, answer))
 
 
 def _transfers_of(case: Case) -> dict[int, list[Half]]:
@@ -170,34 +181,38 @@ def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | No
     if "nccl" in pair.comm.backend:
         return answer is None
     # A send may complete without its receive, and is not waited for if its rank went on.
-    last = case.run.by_rank[number].last_call()
-    return last is None or last.position < call.position
+    return not case.run.by_rank[number].went_on(call)
 
 
-def _awaited_in_transfers(halves: Sequence[Half], heads: Mapping[int, Call]) -> set[int]:
+def _awaited_in_transfers(
+    call: Call, halves: Sequence[Half], heads: Mapping[int, Sequence[Call]]
+) -> set[int]:
+    """Return the other ends that have not come to the transfers of one thread."""
     return {
         peer
-        for _, peer, answer in halves
-        if answer is None
-        or ((head := heads.get(peer)) is not None and head.position < answer.position)
+        for own, peer, answer in halves
+        if is_one_thread(own.thread, call.thread)
+        and (answer is None or any(precedes(head, answer) for head in heads.get(peer, ())))
     }
 
 
-def _awaited_by_members(case: Case, number: int, call: Call, heads: Mapping[int, Call]) -> set[int]:
+def _awaited_by_members(
+    case: Case, number: int, call: Call, heads: Mapping[int, Sequence[Call]]
+) -> set[int]:
     """Return the members that have not come to a collective, or are in an earlier call."""
     comm = case.run.communicators[call.comm]
     return {
         member
         for member in members_of(comm, call)
-        if member != number and not _came(case.run.by_rank.get(member), call, heads.get(member))
+        if member != number and not _came(case.run.by_rank.get(member), call, heads.get(member, ()))
     }
 
 
-def _came(rank: Rank | None, call: Call, head: Call | None) -> bool:
+def _came(rank: Rank | None, call: Call, heads: Sequence[Call]) -> bool:
     log = None if rank is None else rank.logs.get(call.comm)
     if log is None or log.calls < call.seq:
         return False
-    if head is None or call.seq < log.first:
+    if not heads or call.seq < log.first:
         return True
     posted = log.call(call.seq)
-    return posted.state is State.COMPLETED or head.position >= posted.position
+    return posted.state is State.COMPLETED or not any(precedes(head, posted) for head in heads)

@@ -99,11 +99,9 @@ def _are_stopped(case: Case, ranks: Sequence[int]) -> bool:
 
 def waiting_in(case: Case, pending: PendingCall) -> tuple[int, ...]:
     """Return the ranks that wait in the same call."""
-    return tuple(
-        number
-        for number, other in sorted(case.waits.pending_calls.items())
-        if (other.comm.key, other.call.seq) == (pending.comm.key, pending.call.seq)
-    )
+    here = pending.comm.key, pending.call.seq
+    found = {one.rank for one in case.waits.all_pending if (one.comm.key, one.call.seq) == here}
+    return tuple(sorted(found))
 
 
 def is_stray(case: Case, pending: PendingCall) -> bool:
@@ -124,9 +122,9 @@ def dependants(case: Case, ranks: Iterable[int]) -> set[int]:
     reached = set(ranks)
     while True:
         more = {
-            number
-            for number, pending in case.waits.pending_calls.items()
-            if number not in reached and reached.intersection(pending.awaited)
+            pending.rank
+            for pending in case.waits.all_pending
+            if pending.rank not in reached and reached.intersection(pending.awaited)
         }
         if not more:
             return found
@@ -181,9 +179,9 @@ def _came_past(case: Case, pending: PendingCall, rank: Rank) -> bool:
     """
     if rank.exited:
         return True
-    own = case.waits.pending_calls.get(rank.rank)
-    if own is not None:
-        return pending.rank in own.absent
+    own = [one for one in case.waits.all_pending if one.rank == rank.rank]
+    if own:
+        return any(pending.rank in one.absent for one in own)
     rests = case.all_quiet or case.longest_common_quiet([rank.rank]) is not None
     return rank.rank not in case.waits.heads and rests
 

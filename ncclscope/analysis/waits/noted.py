@@ -217,6 +217,14 @@ def raised(records: Records, rank: Rank) -> tuple[str, float] | None:
     return printable(activity.detail)[:_SHOWN], age
 
 
+def thread_ended(rank: Rank) -> str:
+    """Return the exception that ended a thread of a process that lives on; empty without one."""
+    activity = rank.activities.get(RAISED)
+    if activity is None or not activity.number or rank.exited or rank.details.get("ended_with"):
+        return ""
+    return printable(activity.detail or "")[:_SHOWN]
+
+
 def raised_line(records: Records, rank: Rank) -> str:
     """Return the newest exception of a process, whatever it posted since; empty without one."""
     activity = rank.activities.get(RAISED)
@@ -235,7 +243,7 @@ def raised_line(records: Records, rank: Rank) -> str:
 def note_lines(records: Records, rank: Rank) -> Iterator[str]:
     """Yield lines of evidence: what a process noted that explains why it is not in a call."""
     number = rank.rank
-    if raised(records, rank) is not None:
+    if raised(records, rank) is not None or thread_ended(rank):
         yield raised_line(records, rank)
     if (now := doing(rank)) is not None:
         yield f"rank {number} {now.clause}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ncclscope.model import Call, Rank, Run
 from ncclscope.model.log import CallLog
+from ncclscope.model.threads import is_one_thread, threads_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Order:
     def __init__(self, run: Run) -> None:
         self._run = run
         # Sorting compares differences pairwise, and asks for the same positions each time.
-        self._positions: dict[tuple[int, str, int], int | None] = {}
+        self._positions: dict[tuple[int, str, int], tuple[int, int] | None] = {}
+        self._threads: dict[tuple[int, str], frozenset[int]] = {}
         self._made: dict[tuple[int, str, int], int] = {}
 
     def compare(self, one: Moment, other: Moment) -> int:
@@ -70,8 +72,8 @@ class Order:
         for rank in self._run.members(one.key):
             first = self._position(rank, one)
             second = self._position(rank, other)
-            if first is not None and second is not None and first != second:
-                votes += -1 if first < second else 1
+            if first is not None and second is not None and is_one_thread(first[1], second[1]):
+                votes += (first > second) - (first < second)
         return votes
 
     def _progress(self, one: Moment, other: Moment) -> int:
@@ -84,21 +86,35 @@ class Order:
         votes = 0
         for key, log in by_rank[one.rank].logs.items():
             theirs = by_rank[other.rank].logs.get(key)
-            if theirs is None:
+            if theirs is None or not self._shows_progress(one, log, other, theirs):
                 continue
             made = self._made_before(one.rank, log, one.call.position)
             made -= self._made_before(other.rank, theirs, other.call.position)
             votes += (made > 0) - (made < 0)
         return votes
 
-    def _position(self, rank: Rank, moment: Moment) -> int | None:
-        """Return the stream position of a rank's call; None where it is missing or overwritten."""
+    def _shows_progress(self, one: Moment, log: CallLog, other: Moment, theirs: CallLog) -> bool:
+        """Return whether one thread of each rank posted its call and all on a communicator."""
+        for moment, own in ((one, log), (other, theirs)):
+            if moment.call is None or not moment.call.thread:
+                continue
+            known = (moment.rank, own.communicator.key)
+            if known not in self._threads:
+                self._threads[known] = threads_of(own)
+            thread = moment.call.thread
+            if not all(is_one_thread(thread, other) for other in self._threads[known]):
+                return False
+        return True
+
+    def _position(self, rank: Rank, moment: Moment) -> tuple[int, int] | None:
+        """Return position and thread of a rank's call; None where it is missing or overwritten."""
         known = (rank.rank, moment.key, moment.seq)
         if known not in self._positions:
             log = rank.logs.get(moment.key)
             kept = log is not None and log.first <= moment.seq <= log.calls
+            one = moment.seq, moment.seq + 1
             self._positions[known] = (
-                log.positions(moment.seq, moment.seq + 1)[0] if log is not None and kept else None
+                (log.positions(*one)[0], log.threads(*one)[0]) if log is not None and kept else None
             )
         return self._positions[known]
 

@@ -13,6 +13,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.completion import reports_completion
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Call, Communicator, Rank, State
+from ncclscope.model.threads import precedes
 
 _ASKED = 64
 """Ranks that have posted a call of which one has to wait in it."""
@@ -88,7 +89,7 @@ def came_past(waiting: Rank, pending: Call, rank: Rank, differing: Mapping[str, 
         last = min(log.calls, theirs.calls, differing.get(key, log.calls))
         if last < max(log.first, theirs.first):
             continue
-        if theirs.call(last).position > pending.position:
+        if precedes(pending, theirs.call(last)):
             return (
                 f"rank {rank.rank} went on to call {last} on {comm_text(theirs.communicator)}, "
                 f"which rank {waiting.rank} posted after this one"

@@ -3,14 +3,16 @@
 The host enqueues calls to NCCL and goes on, and a call that all members have posted counts as
 completed. That hides ranks which posted the calls of two communicators in opposite order: all
 counts are equal, but no call completes. This module simulates the newest calls: each rank runs
-its calls in posting order, as on one stream, and a call completes once all members have reached
-it. If the simulation cannot finish, the ranks deadlock.
+the calls of each thread in posting order, as on one stream, and a call completes once all members
+have reached it. If the simulation cannot finish, the ranks deadlock. So do ranks whose threads all
+share one stream, and ended in calls that they posted in opposite order.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -20,6 +22,7 @@ from ncclscope.analysis.waits.completion import first_pending, reports_completio
 from ncclscope.analysis.waits.waits import Waits
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import newest_of
+from ncclscope.model.threads import SEVERAL, first_of_threads
 
 WINDOWS = (8192, 1024)
 """Calls of a rank on a communicator that are simulated, fewer in a large job."""
@@ -36,6 +39,10 @@ Item = tuple[tuple[str, int], ...]
 """One unit of the simulation: a call, as key and number, or the calls of one NCCL group."""
 
 
+Queue = tuple[int, int]
+"""A rank, and the place of one of its threads."""
+
+
 class PostingOrder(Waits):
     """The wait-for graph that follows from the order in which calls were posted.
 
@@ -44,26 +51,46 @@ class PostingOrder(Waits):
     """
 
     @cached_property
-    def heads(self) -> Mapping[int, Call]:
-        """The first call of each rank that the simulation cannot complete; empty without any."""
+    def heads_by_thread(self) -> Mapping[int, tuple[Call, ...]]:
+        """The first call of each thread that the simulation cannot complete; empty without any."""
         window = WINDOWS[len(self._run.ranks) > LARGE]
         if self._alike(window):
             return {}
         starts = self._starts(window)
         if len(starts) < 2:
             return {}
-        stuck = self._simulate({n: self._posted(rank, starts) for n, rank in self._ranks.items()})
-        if not stuck:
+        queues = {n: [self._posted(rank, starts)] for n, rank in self._ranks.items()}
+        if not self._simulate(_by_place(queues)):
             return {}
-        # Rare: simulate again with NCCL groups, whose calls have no order.
-        posted = {n: self._grouped(rank, starts) for n, rank in self._ranks.items()}
+        # Rare: simulate again with threads, and with NCCL groups, whose calls have no order.
+        calls = {number: self._calls(rank, starts) for number, rank in self._ranks.items()}
+        heads = self._stuck({number: _by_thread(own) for number, own in calls.items()})
+        if heads is not None:
+            return heads
+        # Threads that share a stream hang at the first calls that they post in another order than
+        # their peers. What they posted later shows that they have streams of their own.
+        heads = self._stuck({number: [own] for number, own in calls.items()}) or {}
+        if not all(_are_last(calls[number], head) for number, (head,) in heads.items()):
+            return {}
+        return {number: (replace(head, thread=0),) for number, (head,) in heads.items()}
+
+    def _stuck(
+        self, queues: Mapping[int, Sequence[Sequence[Call]]]
+    ) -> dict[int, tuple[Call, ...]] | None:
+        """Return the calls in which the queues of ranks are stuck; None if all can finish.
+
+        Empty where a queue has passed the call in which it would be stuck.
+        """
+        posted = _by_place({n: [_in_groups(calls) for calls in own] for n, own in queues.items()})
         stuck = self._simulate(posted)
-        heads = {n: self._ranks[n].logs[key].call(seq) for n, (key, seq) in stuck.items()}
-        for number, call in heads.items():
-            place = next(i for i, item in enumerate(posted[number]) if stuck[number] in item)
-            if len(posted[number]) - place > AHEAD or _has_passed(self._ranks[number], call):
+        heads: dict[int, list[Call]] = {}
+        for queue, (key, seq) in stuck.items():
+            call = self._ranks[queue[0]].logs[key].call(seq)
+            place = next(i for i, item in enumerate(posted[queue]) if (key, seq) in item)
+            if len(posted[queue]) - place > AHEAD or _has_passed(self._ranks[queue[0]], call):
                 return {}
-        return heads
+            heads.setdefault(queue[0], []).append(call)
+        return {n: first_of_threads(calls) for n, calls in heads.items()} if stuck else None
 
     def _starts(self, window: int) -> dict[str, int]:
         """Return the first simulated call of each communicator that reports no completion."""
@@ -99,33 +126,22 @@ class PostingOrder(Waits):
             placed += [(at, key, starts[key] + place) for place, at in enumerate(positions)]
         return [((key, seq),) for _, key, seq in sorted(placed)]
 
-    def _grouped(self, rank: Rank, starts: Mapping[str, int]) -> list[Item]:
-        """Return the same, with the calls of one NCCL group in one item."""
+    def _calls(self, rank: Rank, starts: Mapping[str, int]) -> list[Call]:
+        """Return the calls themselves."""
         calls = [
             call
             for key in starts.keys() & rank.logs.keys()
             for call in rank.logs[key].span(starts[key], rank.logs[key].calls + 1)
         ]
-        items: list[Item] = []
-        last: object = None
-        for call in sorted(calls, key=lambda call: call.position):
-            number = None if call.replay is None else call.replay.number
-            group = None if call.group is None else (call.group, call.graph, number)
-            own = ((call.comm, call.seq),)
-            if group is not None and group == last:
-                items[-1] += own
-            else:
-                items.append(own)
-            last = group
-        return items
+        return sorted(calls, key=lambda call: call.position)
 
-    def _simulate(self, posted: Mapping[int, Sequence[Item]]) -> dict[int, tuple[str, int]]:
-        """Return the first call of each rank that cannot complete."""
+    def _simulate(self, posted: Mapping[Queue, Sequence[Item]]) -> dict[Queue, tuple[str, int]]:
+        """Return the first call of each queue that cannot complete."""
         members = {key: len(comm.ranks) for key, comm in self._run.communicators.items()}
         arrived: Counter[tuple[str, int]] = Counter()
-        waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
+        waiting: dict[tuple[str, int], list[Queue]] = defaultdict(list)
         left = {number: iter(items) for number, items in posted.items()}
-        now: dict[int, Item] = dict.fromkeys(posted, ())
+        now: dict[Queue, Item] = dict.fromkeys(posted, ())
         ready = list(posted)
         while ready:
             number = ready.pop()
@@ -148,6 +164,44 @@ class PostingOrder(Waits):
             for number, item in now.items()
             if (found := _first_open(item, arrived, members)) is not None
         }
+
+
+def _by_place(queues: Mapping[int, Sequence[Sequence[Item]]]) -> dict[Queue, Sequence[Item]]:
+    return {
+        (number, place): items for number, own in queues.items() for place, items in enumerate(own)
+    }
+
+
+def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the calls of each thread; all in one where some thread is not known."""
+    known = [call for call in calls if call.thread != SEVERAL]
+    threads = {call.thread for call in known}
+    return [
+        *([known] if 0 in threads else ([c for c in known if c.thread == t] for t in threads)),
+        *([call] for call in calls if call.thread == SEVERAL),
+    ]
+
+
+def _are_last(calls: Sequence[Call], head: Call) -> bool:
+    """Return whether each thread posted one call at most from the head of a rank on."""
+    threads = [call.thread for call in calls if call.position >= head.position]
+    return len({*threads}) == len(threads)
+
+
+def _in_groups(calls: Sequence[Call]) -> list[Item]:
+    """Return calls, with those of one NCCL group in one item."""
+    items: list[Item] = []
+    last: object = None
+    for call in calls:
+        number = None if call.replay is None else call.replay.number
+        group = None if call.group is None else (call.group, call.graph, number)
+        own = ((call.comm, call.seq),)
+        if group is not None and group == last:
+            items[-1] += own
+        else:
+            items.append(own)
+        last = group
+    return items
 
 
 def order_of(rank: Rank, window: int) -> str | None:

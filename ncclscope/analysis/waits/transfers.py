@@ -22,6 +22,7 @@ from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, failed, t
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.threads import precedes
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
@@ -322,7 +323,7 @@ def _is_past(case: Case, rank: Rank, call: Call) -> bool:
     for log in rank.logs.values():
         pending, known = first_pending(log)
         done = log.calls if pending is None else pending.seq - 1
-        if known and done >= log.first and log.call(done).position > call.position:
+        if known and done >= log.first and precedes(call, log.call(done)):
             return True
     return False
 

@@ -1,15 +1,15 @@
 """The wait-for graph of ranks that do not move.
 
-Each rank's pending call is the first call of its stream that is not known to have completed. The
-rank waits for the members of that call's communicator which have not posted it, and for those
-which have posted it behind a pending call of their own. A chain of waiting ends at a rank that
-waits for no other; a chain without an end is a deadlock cycle.
+The pending call of each thread is the first of its calls that is not known to have completed. The
+thread waits for the members of that call's communicator which have not posted it, and for those
+which have posted it behind a pending call of the same thread. A chain of waiting ends at a rank
+whose thread on that communicator waits for no other; a chain without an end is a deadlock cycle.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,10 @@ from ncclscope.analysis.waits.completion import (
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import CREATION_OPS, ROOTED_OPS
+from ncclscope.model.threads import first_of_threads, is_any_thread, precedes, threads_of
+
+Node = tuple[int, int]
+"""A rank, and the place of a call among those in which its threads wait; -1 for none of them."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +65,89 @@ class Waits:
         self._ranks = run.by_rank
         self._least: dict[str, int] = {}
         self._passed: dict[tuple[str, int], bool] = {}
+        self._threads: dict[tuple[int, str], frozenset[int]] = {}
 
     @cached_property
     def heads(self) -> Mapping[int, Call]:
         """The first call of each rank that is not known to have completed."""
-        heads = {}
-        for rank in self._run.ranks:
-            head = self._head(rank)
-            if head is not None:
-                heads[rank.rank] = head
-        return heads
+        return {number: calls[0] for number, calls in self.heads_by_thread.items()}
+
+    @cached_property
+    def heads_by_thread(self) -> Mapping[int, tuple[Call, ...]]:
+        """The first such call of each of a rank's threads, the oldest first."""
+        found = {rank.rank: first_of_threads(self._open_calls(rank)) for rank in self._run.ranks}
+        # Where a process has ended, so have all its threads, whichever was to blame.
+        return {
+            number: calls if number in self._living else calls[:1]
+            for number, calls in found.items()
+            if calls
+        }
+
+    def threads_on(self, number: int, key: str) -> frozenset[int]:
+        """Return the threads of a rank that post on a communicator; empty if not known."""
+        if (number, key) not in self._threads:
+            log = self._ranks[number].logs.get(key) if number in self._ranks else None
+            known = frozenset() if log is None else threads_of(log)
+            self._threads[number, key] = frozenset() if 0 in known else known
+        return self._threads[number, key]
+
+    def threads_due(self, pending: tuple[int, Call], number: int) -> frozenset[int]:
+        """Return the threads of a rank that may answer another rank's call; empty if any may.
+
+        What one thread waits for holds up all threads of a process that may have ended of it. And
+        what a thread posts beside others of its rank, no certain thread of a peer answers.
+
+        Args:
+            pending: A rank and its call.
+            number: The rank that is to answer.
+        """
+        waiting, call = pending
+        is_theirs = number in self._living and len(self.threads_on(waiting, call.comm)) == 1
+        return self.threads_on(number, call.comm) if is_theirs else frozenset()
+
+    @cached_property
+    def _living(self) -> frozenset[int]:
+        """Ranks that recorded no end."""
+        return frozenset(
+            rank.rank
+            for rank in self._run.ranks
+            if not rank.exited and not rank.details.get("ended_with")
+        )
+
+    def holding_up(self, pending: PendingCall, number: int) -> list[Call]:
+        """Return the calls in which a rank is that keep it from coming to another rank's call."""
+        due = self.threads_due((pending.rank, pending.call), number)
+        heads = self.heads_by_thread.get(number, ())
+        return [head for head in heads if is_any_thread(head.thread, due)]
 
     @cached_property
     def pending_calls(self) -> Mapping[int, PendingCall]:
-        """The pending call of each rank that waits for another."""
-        heads = self.heads
-        pending_calls = {}
+        """The pending call of each rank that waits for another: in the cycle, or else the oldest.
+
+        Another thread of the rank may wait in a further one.
+        """
+        found: dict[int, PendingCall] = {}
+        for (number, _), pending in self._pending.items():
+            found.setdefault(number, pending)
+        found.update((node[0], self._pending[node]) for node in self._cycle)
+        return found
+
+    @property
+    def all_pending(self) -> Collection[PendingCall]:
+        """The pending calls of all threads that wait for other ranks."""
+        return self._pending.values()
+
+    @cached_property
+    def _pending(self) -> Mapping[Node, PendingCall]:
+        """The same by rank and thread."""
+        pending_calls: dict[Node, PendingCall] = {}
         # All ranks in one call, perhaps the whole job, wait for the same ranks.
         known: dict[tuple[str, int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        for number, call in heads.items():
+        for (number, place), call in (
+            ((number, place), call)
+            for number, calls in self.heads_by_thread.items()
+            for place, call in enumerate(calls)
+        ):
             if self.is_outside(number):
                 continue  # blocked by its own earlier work, not by other ranks
             comm = self._run.communicators[call.comm]
@@ -92,7 +160,7 @@ class Waits:
                 for group in known[where]
             )
             if absent or queued:
-                pending_calls[number] = PendingCall(number, call, comm, absent, queued)
+                pending_calls[number, place] = PendingCall(number, call, comm, absent, queued)
         return pending_calls
 
     def _behind(
@@ -104,34 +172,66 @@ class Waits:
             log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
             if log is None or log.calls < call.seq:
                 absent.append(member)
-            elif self._is_before(member, self.heads.get(member), call) or (
-                self.is_outside(member) and self.heads[member].seq == call.seq
+            elif self._is_before(member, call) or (
+                self.is_outside(member) and self.heads_by_thread[member][0].seq == call.seq
             ):
                 queued.append(member)
         return tuple(absent), tuple(queued)
 
     @cached_property
     def ends(self) -> dict[int, tuple[int, ...]]:
-        """Ranks that others wait for and that wait for none, with the ranks that wait directly."""
+        """Ranks that others wait for, in a thread that waits for none, with those that wait."""
         ends: dict[int, set[int]] = {}
-        for number, pending in self.pending_calls.items():
-            for member in pending.awaited:
-                if member not in self.pending_calls:
+        for (number, _), others in self._links.items():
+            for member, place in others:
+                if place < 0:
                     ends.setdefault(member, set()).add(number)
         return {member: tuple(sorted(waiting)) for member, waiting in sorted(ends.items())}
 
     @cached_property
+    def _links(self) -> Mapping[Node, Sequence[Node]]:
+        """For which threads each one waits; a rank has the place -1 where none of them waits."""
+        return self._linked({node: one.awaited for node, one in self._pending.items()})
+
+    def _linked(self, awaited: Mapping[Node, tuple[int, ...]]) -> dict[Node, Sequence[Node]]:
+        waiting: dict[int, list[tuple[Node, int]]] = {}
+        for node, pending in self._pending.items():
+            waiting.setdefault(node[0], []).append((node, pending.call.thread))
+        known: dict[tuple[str, tuple[int, ...], bool], Sequence[Node]] = {}
+        links = {}
+        for node, members in awaited.items():
+            call = self._pending[node].call
+            where = call.comm, members, len(self.threads_on(node[0], call.comm)) == 1
+            if where not in known:
+                known[where] = [
+                    one
+                    for member in members
+                    for one in [
+                        each
+                        for each, thread in waiting.get(member, ())
+                        if is_any_thread(thread, self.threads_due((node[0], call), member))
+                    ]
+                    or [(member, -1)]
+                ]
+            links[node] = known[where]
+        return links
+
+    @property
     def cycle(self) -> tuple[int, ...]:
         """One shortest deadlock cycle of ranks; empty when each chain of waiting has an end.
 
         Ranks that wait for each other, in calls which the next one has not posted, also deadlock
         where they wait for ranks without a record, too.
         """
-        awaited = {number: pending.awaited for number, pending in self.pending_calls.items()}
-        if (cycle := _cycle(awaited, self.ends)) or self.ends.keys() <= self._ranks.keys():
+        return tuple(number for number, _ in self._cycle)
+
+    @cached_property
+    def _cycle(self) -> tuple[Node, ...]:
+        ends = [(number, -1) for number in self.ends]
+        if (cycle := _cycle(self._links, ends)) or self.ends.keys() <= self._ranks.keys():
             return cycle
-        absent = {number: pending.absent for number, pending in self.pending_calls.items()}
-        return _cycle(absent, self.ends.keys() & self._ranks.keys())
+        absent = self._linked({node: one.absent for node, one in self._pending.items()})
+        return _cycle(absent, [end for end in ends if end[0] in self._ranks])
 
     @property
     def cycle_creates(self) -> bool:
@@ -167,9 +267,22 @@ class Waits:
                 return False
         return not self._overtaken()
 
-    def where_most_wait(self, waiting: Sequence[int]) -> PendingCall:
-        """Return the pending call, of those of some ranks, that most of these ranks are in."""
+    def where_most_wait(self, waiting: Sequence[int], member: int | None = None) -> PendingCall:
+        """Return the pending call, of those of some ranks, that most of these ranks are in.
+
+        Args:
+            waiting: The ranks.
+            member: A rank that they wait for, in any of their threads.
+        """
         pending_calls = [self.pending_calls[number] for number in waiting]
+        if member is not None:
+            end = (member, -1)
+            for_it = [
+                pending
+                for node, pending in self._pending.items()
+                if node[0] in waiting and end in self._links[node]
+            ]
+            pending_calls = for_it or pending_calls
         counts = Counter((pending.comm.key, pending.call.seq) for pending in pending_calls)
         return max(
             pending_calls,
@@ -273,8 +386,8 @@ class Waits:
                     return True
         return False
 
-    def _head(self, rank: Rank) -> Call | None:
-        """The first call of a rank's stream that is not known to have completed."""
+    def _open_calls(self, rank: Rank) -> list[Call]:
+        """Return the first call of each communicator that is not known to have completed."""
         heads = []
         for key, log in rank.logs.items():
             finished = _finished(rank, key)
@@ -296,7 +409,7 @@ class Waits:
                 pending = self._past_all(key, log, pending)
             if pending is not None and not was_left(rank, pending):
                 heads.append(pending)
-        return min(heads, key=lambda call: call.position, default=None)
+        return heads
 
     def _unjoined(self, key: str, log: CallLog, first: int) -> Call | None:
         """Return the first pending call, where the completion of eager calls is reported.
@@ -356,19 +469,20 @@ class Waits:
             least = self._least[key] = 0 if silent else min(known, default=0)
         return least
 
-    def _is_before(self, member: int, head: Call | None, call: Call) -> bool:
-        """Return whether a member is in a call that it posted before the one in question."""
-        if head is None or (head.comm, head.seq) == (call.comm, call.seq):
+    def _is_before(self, member: int, call: Call) -> bool:
+        """Return whether a member is in a call that it had to complete before another one."""
+        heads = self.heads_by_thread.get(member, ())
+        if not heads or any((head.comm, head.seq) == (call.comm, call.seq) for head in heads):
             return False
         log = self._ranks[member].logs[call.comm]
         if call.seq < log.first:
             return False
         posted = log.call(call.seq)
-        return posted.state is not State.COMPLETED and head.position < posted.position
+        return posted.state is not State.COMPLETED and any(precedes(head, posted) for head in heads)
 
 
-def _cycle(awaited: Mapping[int, Sequence[int]], ends: Iterable[int]) -> tuple[int, ...]:
-    """Return one shortest cycle of ranks from which no chain of waiting leads to an end."""
+def _cycle(awaited: Mapping[Node, Sequence[Node]], ends: Iterable[Node]) -> tuple[Node, ...]:
+    """Return one shortest cycle of threads from which no chain of waiting leads to an end."""
     reached_end = set(ends)
     changed = True
     while changed:
@@ -381,8 +495,8 @@ def _cycle(awaited: Mapping[int, Sequence[int]], ends: Iterable[int]) -> tuple[i
     return min(filter(None, paths), key=len, default=())
 
 
-def _shortest_way_back(awaited: Mapping[int, Sequence[int]], start: int) -> tuple[int, ...]:
-    frontier: deque[tuple[int, ...]] = deque([(start,)])
+def _shortest_way_back(awaited: Mapping[Node, Sequence[Node]], start: Node) -> tuple[Node, ...]:
+    frontier: deque[tuple[Node, ...]] = deque([(start,)])
     # A rank that waits for nobody leads nowhere, and a large job has many of them.
     unseen = awaited.keys() - {start}
     while frontier:

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "addresses.h"
+#include "grouped.h"
 #include "kept.h"
 #include "module.h"
 #include "place.h"
@@ -105,8 +106,8 @@ static PyObject *post(PyObject *self, PyObject *const *args, Py_ssize_t given)
             return is_taken < 0 ? NULL : PyLong_FromLong(-1);
     }
     return PyLong_FromLongLong(ns_post(channel, fixed, signature, (unsigned)moment.state,
-                                       (unsigned)moment.flags, moment.group,
-                                       (uint32_t)moment.graph));
+                                       (unsigned)moment.flags | ns_thread_flags(),
+                                       moment.group, (uint32_t)moment.graph));
 }
 
 static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t given)
@@ -126,8 +127,8 @@ static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t give
             return is_taken < 0 ? NULL : PyLong_FromLong(-1);
     }
     return PyLong_FromLongLong(ns_post_p2p(channel, fixed, (unsigned)moment.state,
-                                           (unsigned)moment.flags, moment.group,
-                                           (uint32_t)moment.graph));
+                                           (unsigned)moment.flags | ns_thread_flags(),
+                                           moment.group, (uint32_t)moment.graph));
 }
 
 static PyObject *post_step(PyObject *self, PyObject *const *args, Py_ssize_t given)
@@ -625,6 +626,8 @@ static PyMethodDef functions[] = {
     {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
     {"note_redop", ns_note_redop, METH_VARARGS, "Remember what was assigned to an object."},
     {"take_noted", ns_take_noted, METH_O, "Return what was just assigned to an object, once."},
+    {"use_threads", ns_use_threads, METH_VARARGS, "Use these threads, and this class of others."},
+    {"thread_number", ns_thread_number, METH_NOARGS, "Return the number of this thread, or 0."},
     {"use_redops", ns_use_redops, METH_O, "Use these names of reductions, by id."},
     {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},
     {0},

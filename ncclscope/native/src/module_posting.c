@@ -246,8 +246,9 @@ static int64_t record_packed(const Post *post, ns_packed packed, uint64_t group)
     ns_channel *channel = ((Channel *)post->channel)->channel;
     if (!packed.fixed)
         return -1;
-    return packed.signature ? ns_post(channel, packed.fixed, packed.signature, 0, 0, group, 0)
-                            : ns_post_p2p(channel, packed.fixed, 0, 0, group, 0);
+    unsigned flags = ns_thread_flags();
+    return packed.signature ? ns_post(channel, packed.fixed, packed.signature, 0, flags, group, 0)
+                            : ns_post_p2p(channel, packed.fixed, 0, flags, group, 0);
 }
 
 static int64_t record_planned(const Post *post, const ns_planned *call, PyObject *place,

@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "grouped.h"
 #include "module.h"
 #include "place.h"
 
@@ -68,8 +69,8 @@ static int64_t by_template(PyObject *comm, PyObject *key)
         uint64_t signature = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 1));
         ns_channel *mine = ((Channel *)channel)->channel;
         if (fixed && !PyErr_Occurred())
-            position = signature ? ns_post(mine, fixed, signature, 0, 0, 0, 0)
-                                 : ns_post_p2p(mine, fixed, 0, 0, 0, 0);
+            position = signature ? ns_post(mine, fixed, signature, 0, ns_thread_flags(), 0, 0)
+                                 : ns_post_p2p(mine, fixed, 0, ns_thread_flags(), 0, 0);
     }
     Py_XDECREF(channel);
     Py_XDECREF(templates);

@@ -46,7 +46,7 @@ _HEADER = (
     *("started_ns", "last_seen_ns", "exited"),
 )
 _PARAMETERS = ("shape", "dtype", "redop", "root", "peer", "sizes", "out_shape")
-_RARE = ("out_sizes", "user_site", "group", "graph")
+_RARE = ("out_sizes", "user_site", "group", "graph", "thread")
 """Fields of a call that its line leaves out where they are unknown."""
 
 
@@ -225,7 +225,7 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
     }
     if call.numel is not None and (call.shape is None or call.numel != prod(call.shape)):
         line["numel"] = call.numel
-    line |= {name: value for name in _RARE if (value := getattr(call, name)) is not None}
+    line |= {name: value for name in _RARE if (value := getattr(call, name)) not in (None, 0)}
     if call.replay is not None:
         line |= jsonl_graphs.fields_of(call.replay)
     if call.op not in P2P_OPS and call.signature != call.sign():
@@ -319,6 +319,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
         captured=bool(line.get("captured")),
         group=untrusted.integer(line.get("group")),
         graph=untrusted.integer(line.get("graph")),
+        thread=untrusted.integer(line.get("thread")) or 0,
         replay=jsonl_graphs.read_replay(line),
     )
     signature = untrusted.integer(line.get("signature")) or 0

@@ -89,6 +89,7 @@ def decode(
             graph=graph or None,
             replay=Replay() if flags & layout.FLAG_REPLAYED else None,
             signature=0 if signatures is None else signatures[place],
+            thread=flags >> layout.THREAD_SHIFT,
         )
         numbers = (dtype, redop)
         lost = (

@@ -274,6 +274,14 @@ class RingLog:
         begins: list[int] = (records["begin"] - np.uint64(1)).tolist()
         return begins
 
+    def threads(self, start: int, stop: int) -> Sequence[int]:
+        """Return the threads that posted calls ``start`` to ``stop - 1``; 0: not known."""
+        records = self._records(start, stop)
+        if self._ring.scale > 1:
+            return self._expanded(records, start, stop).threads()
+        threads: list[int] = (records["flags"] >> layout.THREAD_SHIFT).tolist()
+        return threads
+
     def _expanded(self, records: Records, start: int, stop: int) -> Expansion:
         start, stop = max(start, self.first), min(stop, self.calls + 1)
         key = self.communicator.key

@@ -19,6 +19,7 @@ from ncclscope.model.graphs import Graph, Replay
 from ncclscope.readers.ring.calls import decode, decode_member, short_sites
 from ncclscope.readers.ring.device import known_states, with_states
 from ncclscope.readers.ring.distinct import Distinct, distinct_records
+from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import Listed
 from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
@@ -103,6 +104,11 @@ class Expansion:
         """Return the position of each call in the rank's stream."""
         listed: list[int] = self._positions().tolist()
         return listed
+
+    def threads(self) -> list[int]:
+        """Return the thread that posted each call; 0 where it is not known."""
+        threads: list[int] = (self._records["flags"] >> layout.THREAD_SHIFT)[self._which].tolist()
+        return threads
 
     def _positions(self) -> NDArray[np.int64]:
         begins = self._records["begin"].astype(np.int64) - 1

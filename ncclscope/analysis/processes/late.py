@@ -89,6 +89,10 @@ def _late(case: Case, finding: Finding) -> Finding:
         candidate_ranks=() if is_few else absent,
         peers=call,
         confidence="likely" if is_few else "ambiguous",
+        evidence=(
+            *finding.evidence,
+            *(f"rank {rank} uses {share:.0%} of a core" for rank, share in at_work.items()),
+        ),
         inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
     )
 

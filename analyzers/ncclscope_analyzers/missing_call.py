@@ -47,11 +47,7 @@ class MissingCall:
                 summary=_summary(case, difference),
                 extent=count,
                 evidence=() if habit else (proof,),
-                inferred=(
-                    ("the usual order, in which the missing call came first each time before",)
-                    if habit
-                    else ()
-                ),
+                inferred=(_why(difference),) if habit else (),
             )
 
     def _either(self, case: Case, difference: Difference) -> Finding:
@@ -115,11 +111,24 @@ def _left_out(case: Case, difference: Difference) -> str:
     )
 
 
+def _why(difference: Difference) -> str:
+    """Say what a skip is inferred from, where no call after it shows it."""
+    if difference.rounds is not None and difference.rounds.left:
+        op = difference.odd_call.op
+        return f"the end of a loop: a {op} that one rank alone posts within it looks the same"
+    return "the usual order, in which the missing call came first each time before"
+
+
 def _which(difference: Difference) -> str:
     """Say that the place of the calls left out is not known, where those before are equal."""
-    if difference.seqs is None or difference.rounds is None:
+    if difference.seqs is None:
         return ""
     first, last = difference.seqs
+    if difference.rounds is None:
+        return (
+            f" Calls {first} to {last} are equal in all that is recorded: which of them it left "
+            f"out, the records do not show."
+        )
     return (
         f" Calls {first} to {last} are {plural(difference.rounds.rounds, 'equal round')}: which of "
         f"them it left out, the records do not show."

@@ -86,7 +86,11 @@ class P2pMismatch:
                 return
             singled = _singled_out(case, found)
             if singled is not None:
-                yield self._misdirected(case, found, singled)
+                diverging, own = singled
+                yield self._misdirected(case, own, diverging)
+                for transfer in found:
+                    if transfer not in own:
+                        yield self._missing(case, transfer, "consequence")
                 return
             short = short_rank(case, found)
             if short is not None:
@@ -304,6 +308,9 @@ class P2pMismatch:
                 + (
                     f"it has never received from rank {first.peer}, and lacks a receive elsewhere"
                     if unread
+                    else f"it never had such a transfer with rank {first.peer} before, and rank "
+                    f"{own[-1].rank} waits for just this one"
+                    if first.rank == diverging and first.number == 1 and len(own) == 2
                     else "it is the only rank that all transfers without a match share"
                 ),
             ),
@@ -372,31 +379,37 @@ def _is_final(case: Case, pair: Pair, received: Call) -> bool:
     return ended or case.longest_common_quiet(ends) is not None
 
 
-def _singled_out(case: Case, found: Sequence[StuckTransfer]) -> int | None:
-    """Return the one rank that all transfers without a match share; None where there is none.
+def _singled_out(
+    case: Case, found: Sequence[StuckTransfer]
+) -> tuple[int, Sequence[StuckTransfer]] | None:
+    """Return the one rank that accounts for the transfers without a match, and its own ones.
 
-    Require that each peer has gone on without posting its half. A rank that waits for a third
-    one has just as many unmatched transfers, and has not caused them. Otherwise require that the
-    rank's own half is the first that it ever posted with that peer, and exactly what another rank
-    waits for.
+    All of them share it, and each peer has gone on without posting its half: a rank that waits for
+    a third one has just as many unmatched transfers, and has not caused them. Or its half is the
+    first that it ever posted with that peer, and exactly what another rank waits for; no other
+    rank has such a half.
     """
     if len(found) < 2 or len({transfer.pair.comm.key for transfer in found}) > 1:
         return None
     common = set.intersection(*({transfer.rank, transfer.peer} for transfer in found))
-    if len(common) != 1:
-        return None
-    (shared,) = common
-    if all(_went_on(case, transfer) for transfer in found):
-        return shared
-    own = [transfer for transfer in found if transfer.rank == shared]
-    others = [transfer for transfer in found if transfer.rank != shared]
-    if len(own) != 1 or own[0].number > 1:
-        return None
-    for other in others:
-        sent, received = sorted((own[0].call, other.call), key=lambda call: call.op != "send")
-        if (sent.op, received.op) == ("send", "recv") and other.number > 1 and fits(sent, received):
-            return shared
-    return None
+    if len(common) == 1 and all(_went_on(case, transfer) for transfer in found):
+        return common.pop(), found
+    turned = [
+        (own, other)
+        for own in found
+        for other in found
+        if own.number == 1
+        and other.number > 1
+        and other.peer == own.rank
+        and _is_for(own.call, other.call)
+    ]
+    return (turned[0][0].rank, turned[0]) if len(turned) == 1 else None
+
+
+def _is_for(own: Call, other: Call) -> bool:
+    """Return whether a half is what another rank waits for, but for its peer."""
+    sent, received = sorted((own, other), key=lambda call: call.op != "send")
+    return (sent.op, received.op) == ("send", "recv") and fits(sent, received)
 
 
 def _unreceived(case: Case, transfer: StuckTransfer) -> list[Pair]:

@@ -20,6 +20,10 @@ from ncclscope.model.log import CallLog
 
 FRONT = 32
 """Calls checked in rings, counted back from the end or from the first divergence."""
+BACK = 4096
+"""Calls in which the first mismatch is searched where a ring has any."""
+ALL = 1 << 62
+"""Logs in memory are searched whole."""
 
 Edge = tuple[int, int, int, int]
 """Sender, receiver, rows sent and rows expected."""
@@ -43,18 +47,21 @@ class SplitMismatch(ParameterMismatch):
         diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         whole = any(rank.details.get("splits") for rank in case.run.ranks)
         for key, comm in case.run.communicators.items():
-            finding = self._first_unfit(case, comm, diverged.get(key), whole=whole)
+            front = ALL if whole else FRONT
+            finding = self._first_unfit(case, comm, diverged.get(key), front)
+            if finding is not None and not whole:
+                finding = self._first_unfit(case, comm, diverged.get(key), BACK)
             if finding is not None:
                 yield finding
             yield from self._first_unlike(case, comm, diverged.get(key))
 
     def _first_unfit(
-        self, case: Case, comm: Communicator, end: int | None, *, whole: bool
+        self, case: Case, comm: Communicator, end: int | None, front: int
     ) -> Finding | None:
         logs = {
             place: log for place, _, log in _logs_by_place(case, comm) if log.calls >= log.first
         }
-        for seq in _exchanges(logs.values(), end, whole=whole):
+        for seq in _exchanges(logs.values(), end, front):
             calls = {
                 place: log.call(seq) for place, log in logs.items() if log.first <= seq <= log.calls
             }
@@ -180,11 +187,15 @@ def _own_rows(call: Call) -> int | None:
     return None
 
 
-def _exchanges(logs: Iterable[CallLog], end: int | None, *, whole: bool) -> Iterator[int]:
+def _exchanges(logs: Iterable[CallLog], end: int | None, front: int) -> Iterator[int]:
     """Yield the numbers of the all_to_all calls that all members keep, before they diverge.
 
-    Equal signatures mean equal operations, so few calls have to be read. Where the logs are not
-    ``whole`` in memory, only the newest calls are read.
+    Equal signatures mean equal operations, so few calls have to be read.
+
+    Args:
+        logs: The members' calls.
+        end: Number of the call at which they diverge; None where they do not.
+        front: Calls that are read, counted back from there.
     """
     logs = list(logs)
     if len(logs) < 2 or not any(may_hold(log, "all_to_all") for log in logs):
@@ -192,7 +203,7 @@ def _exchanges(logs: Iterable[CallLog], end: int | None, *, whole: bool) -> Iter
     log = logs[0]
     start = max(log.first, min(other.first for other in logs))
     stop = min(log.calls + 1, end or log.calls + 1)
-    start = start if whole else max(start, stop - FRONT)
+    start = max(start, stop - front)
     known: dict[int, bool] = {}
     for seq, signature in enumerate(log.signatures(start, stop) if start < stop else (), start):
         if signature not in known:

@@ -68,6 +68,11 @@ KINDS = {
         "it computes, loads, compiles, waits for work, or raised an exception",
         "the stacks of attach; the rank's last call; its activities",
     ),
+    "late": Kind(
+        "A rank is at work while its peers wait for it: it may still come, or never.",
+        "work on one rank alone, such as data, a checkpoint or a compilation; an endless loop",
+        "the stacks of attach, twice: a rank in an endless loop comes back to the same lines",
+    ),
     "dead_rank": Kind(
         "A rank ended, or left no record, and its peers wait for it.",
         "a kill for memory, an error of the GPU, a crash",

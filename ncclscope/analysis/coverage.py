@@ -11,6 +11,7 @@ from ncclscope.analysis.damaged import has_damaged_transfers, is_peerless
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Communicator, Rank, Run
+from ncclscope.model.activities import CPU
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.model.unranked import unranked
@@ -183,7 +184,7 @@ def _missing(run: Run) -> Iterator[str]:
     snapshot = run.snapshot
     if snapshot is None:
         return
-    bare = [rank.rank for rank in run.ranks if not rank.logs and not rank.activities]
+    bare = [rank.rank for rank in run.ranks if not rank.logs and rank.activities.keys() <= {CPU}]
     if bare and len(bare) == len(run.ranks):
         who = "not every rank" if any(one.rings for one in snapshot.workers) else "no rank"
         yield (

@@ -253,7 +253,7 @@ def _agreement_before(difference: Difference) -> str:
     if not difference.exact:
         return f"the members already differ in overwritten records, at #{seq} or before"
     if not after:
-        return f"all calls before #{seq} agree"
+        return f"all calls before #{seq - difference.equal} agree"
     if after + 1 == seq:
         return f"#{seq} follows another difference, #{after}"
     return f"all calls after another difference, #{after}, and before #{seq} agree"

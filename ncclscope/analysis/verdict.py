@@ -31,6 +31,7 @@ from ncclscope.analysis.linked import (
 from ncclscope.analysis.precedence import as_consequence, in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
+from ncclscope.analysis.processes.late import LATE, with_late
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.mixed_records import reduce_mixed
@@ -374,7 +375,8 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
         for analyzer in steps("comparing", analyzers)
         for finding in analyzer.analyze(case)
     ]
-    return in_order(case, account(case, decide(case, settle(case, claims), coverage)))
+    found = account(case, decide(case, settle(case, claims), coverage))
+    return in_order(case, with_late(case, found))
 
 
 def _from_dumps(
@@ -424,6 +426,8 @@ def _waits(finding: Finding) -> bool:
 
 
 def _status(cause: Finding) -> str:
+    if cause.kind == LATE:
+        return "unknown"
     return "hung" if is_hang(cause) else "diverged"
 
 

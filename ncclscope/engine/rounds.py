@@ -40,12 +40,20 @@ class LeftOut:
         left: Whether the rank has left the loop: its call is none of the rounds'.
         repeated: Number of calls that the rank may have posted once more instead; 0 where its call
             comes from a line of its own in the round, which only another loop would reach again.
+        statements: Number of statements that post the calls left out: a collective of objects
+            posts two.
     """
 
     calls: int
     rounds: int
     left: bool
     repeated: int = 0
+    statements: int = 0
+
+    @property
+    def rather_repeated(self) -> bool:
+        """Whether the rank more likely posted a few calls once more than left out more."""
+        return 0 < self.repeated < self.statements
 
 
 def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
@@ -83,7 +91,8 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                     equal = _equal_before(history, predicted[:skipped])
                     shared = _shares_line(past[-length:], own[0])
                     again = _distance_back(history, mine) if shared else 0
-                    return LeftOut(skipped, 1 + equal, left=False, repeated=again)
+                    count = _statements([past[at - length] for at in range(skipped)])
+                    return LeftOut(skipped, 1 + equal, False, again, count)
             known = any(mine[0] == key[shown] for key in history)
             if not known and _follows_loop(own[0], past[-length:]):
                 missing = length - _offset(history, length)
@@ -163,6 +172,18 @@ def _offset(history: list[Key], length: int) -> int:
     while start > 0 and history[start - 1] == history[start - 1 + length]:
         start -= 1
     return (len(history) - start) % length
+
+
+def _statements(calls: Sequence[Call]) -> int:
+    """Return how many statements post some calls, each of which posts different ones in a row."""
+    found, place, own = 0, None, set[Key]()
+    for call in calls:
+        line, what = (call.site, call.user_site), (call.op, call.dtype, call.redop, call.root)
+        if line != place or line == (None, None) or what in own:
+            found, own = found + 1, set()
+        place = line
+        own.add(what)
+    return found
 
 
 def _is_variant(call: Call, other: Call) -> bool:

@@ -13,6 +13,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
@@ -20,7 +21,9 @@ from math import prod
 from typing import Any
 
 from ncclscope import native
+from ncclscope.clock import now_ns
 from ncclscope.model import signature
+from ncclscope.model.activities import CPU
 from ncclscope.model.sites import PLUMBING
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
@@ -28,7 +31,7 @@ from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import HEARTBEAT_SECONDS
 from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.tombstone import until_recorded
-from ncclscope.ring.writer import Channel, RingWriter
+from ncclscope.ring.writer import Channel
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
 from ncclscope.tracing.background import BackgroundThread
@@ -103,7 +106,7 @@ class Tracer:
             self.post, self.watched = self._guard.post, self._guard.replayed
         else:
             self._record_natively()
-        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, self.ring)
+        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, Heart(self))
         if heartbeat:
             self._heartbeat.start()
         _tracers.add(self)
@@ -376,7 +379,7 @@ class Tracer:
 
     def detach(self) -> None:
         """Stop writing to the ring without changing it, in the child after a fork."""
-        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, self.ring)
+        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, Heart(self))
         self._lock = threading.RLock()
         self.graphs.detach()
         self.device = None
@@ -398,9 +401,33 @@ _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
 """All tracers with a mapped file; a closed one still records."""
 
 
-def _keep_heartbeat(stop: threading.Event, ring: RingWriter) -> None:
-    while not stop.wait(HEARTBEAT_SECONDS):
+class Heart:
+    """Stores heartbeats in a ring, with the process's CPU time since its newest call.
+
+    After a kill, the CPU time distinguishes a rank that was busy from one that was blocked.
+
+    Args:
+        tracer: Has the ring.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._position = -1
+        self._since = self._used = 0
+
+    def beat(self) -> None:
+        """Store a heartbeat."""
+        ring, used = self._tracer.ring, time.process_time_ns()
+        if ring.position != self._position:
+            self._position, self._since, self._used = ring.position, now_ns(), used
+        work = (used - self._used) // 1000
+        self._tracer.activity(CPU).begin(number=work, since=self._since)
         ring.store_heartbeat()
+
+
+def _keep_heartbeat(stop: threading.Event, heart: Heart) -> None:
+    while not stop.wait(HEARTBEAT_SECONDS):
+        heart.beat()
 
 
 def _close_all() -> None:

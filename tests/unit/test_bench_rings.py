@@ -31,6 +31,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return directory / "full", directory / "sparse"
 
 
+@pytest.mark.timeout(400)  # it writes 36 rings
 def test_both_say_the_same_and_are_read_alike(jobs: tuple[Path, Path]) -> None:
     full, sparse = jobs
 

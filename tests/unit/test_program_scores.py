@@ -45,7 +45,9 @@ def test_truth_speaks_of_ranks_of_the_job(program: Any) -> None:
 
 def test_late_rank_may_be_named_but_not_with_certainty() -> None:
     late = PROGRAMS["slow_preparation"]
-    assert score(document((2,)), late, "diagnose") == "right"
+    named = document((2,), kind="late") | {"status": "unknown"}
+    assert score(named, late, "diagnose") == "right"
+    assert score(document((2,)), late, "diagnose") == "right, other kind"
     assert score(document((2,), confidence="certain"), late, "diagnose") == "too certain"
     assert score(document((0,)), late, "diagnose") == "wrong rank"
     assert score({"status": "ok", "verdict": None}, late, "diagnose") == "quiet"

@@ -342,7 +342,7 @@ FAULTS: Mapping[str, _Fault] = {
     "killed": _held("kill", _certain("dead_rank")),
     "stopped": _held("stop", _certain("dead_rank", "not_joined")),
     "outside": _held("outside", _certain("not_joined")),
-    "busy": _held("busy", _certain("not_joined")),
+    "busy": _held("busy", {"late": LIKELY}),
     "early_exit": _early_exit,
     "never_starts": _never_starts,
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+from ncclscope.model.activities import CPU
 from ncclscope.ring import layout
 from ncclscope.ring import writer as ring_writer
 from ncclscope.tracing import identity, scope
@@ -17,6 +18,8 @@ from tests.worlds.world import Act, World
 
 __all__ = ["small_rings", "write"]
 
+_BUSY, _BLOCKED = 0.9, 0.004
+"""Share of a core that a process uses, as measured where ranks compute, and where they wait."""
 _ERRORS = {
     "raise": "RuntimeError: loss is not finite",
     "lost": "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.9]:4242",
@@ -110,7 +113,11 @@ def _write_ring(world: World, outcome: Outcome, directory: Path, rank: int, cloc
         places[posted] = _record(tracer, comms[act.comm], act)
     if batch:
         scope.leave_group()
+    since = max((time_ns for time_ns, _, _ in events), default=BEGAN_NS)
     clock.now = outcome.last_seen_ns[rank]
+    share = _BUSY if outcome.held.get(rank) == "busy" else _BLOCKED
+    work = int(share * max(0, clock.now - since)) // 1000
+    tracer.activity(CPU).begin(number=work, since=since)
     tracer.ring.store_heartbeat()
     how = outcome.ended.get(rank)
     if how in _ERRORS:

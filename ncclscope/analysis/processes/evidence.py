@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,10 @@ from ncclscope.analysis.processes.stack_wording import starved_text
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import Snapshot
+
+_LOOPBACK = re.compile(r"localhost$|127\.|::1$", re.IGNORECASE)
+_MOST_LOCAL = 1024
+"""Most ranks of one host."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,9 @@ class Evidence:
 def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the ranks that should run on this host and have no process.
 
-    These are gaps in the rank numbers, and ranks beyond them that torchrun was to start. With
-    several hosts nothing is known: a host that could not be read leaves a gap, too.
+    These are gaps in the rank numbers, and ranks beyond them that torchrun was to start, or that
+    are to meet at an address that only this host has. With several hosts nothing is known: a host
+    that could not be read leaves a gap, too.
     """
     if len(snapshot.hosts) > 1:
         return ()
@@ -71,7 +77,9 @@ def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
         local = worker.environment.get("LOCAL_RANK", "")
         if local.isdecimal() and worker.local_world_size:
             low = min(low, worker.rank - int(local[:6]))
-            high = max(high, low + min(worker.local_world_size, 1024))
+            high = max(high, low + min(worker.local_world_size, _MOST_LOCAL))
+        if _LOOPBACK.match(worker.environment.get("MASTER_ADDR", "")):
+            low, high = 0, max(high, min(worker.world_size, _MOST_LOCAL))
     return tuple(rank for rank in range(low, high) if rank not in present)
 
 

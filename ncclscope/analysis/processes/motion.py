@@ -130,6 +130,11 @@ class Motion:
         return found[0] if found else ""
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether it moves, or what it started does, outside of any collective."""
+        return self.condition == "moving" and bool(self.frames) and not (self.op or self.unrecorded)
+
+    @property
     def is_at_one_line(self) -> bool:
         """Whether it does not go on: it waits, or spins at one line."""
         return self.condition == "still" or self.why.startswith(_TOOK)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ncclscope.analysis.processes.ended import judge_gone, judge_stopped, judge_unread
-from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS
+from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
 from ncclscope.analysis.processes.judgement import (
     HANG_SECONDS,
     LONG_GAP,
@@ -119,7 +119,7 @@ def _late(
     rest = "late" if one.work else "late, or in an endless loop"
     return unless_late(
         Judgement(
-            kind="not_joined",
+            kind="late",
             summary=f"{what} {_with_reason(one)}, and {waiting_text(classes)}: {rest}.",
             diverging=ranks,
             odd=one,
@@ -199,12 +199,13 @@ def _apart_places(
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
     # A rank that waits for a message or a key waits for a peer that its stack does not name.
-    by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in odd)
+    sides = (majority[0], *odd)
+    by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in sides)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
     if len(odd) > 1:
         ranks = sorted(rank for group in odd for rank in group.ranks)
-        return _undecided(classes, kind, evidence, tuple(ranks))
+        return _undecided(classes, kind, evidence, () if is_half else tuple(ranks))
     places = "; ".join(place_text(group) for group in majority[:3])
     summary = f"{sentence(place_text(odd[0]))}, while {places}."
     return _named(kind, summary, odd, majority, evidence)
@@ -218,7 +219,8 @@ def _difference_kind(peer: Motion, odd: Motion) -> str:
         return "not_joined"  # another thread of the rank may be in the call, or is missing
     if peer.op in INIT_OPS:
         return "init_stalled"
-    are_known = all(s.op in COLLECTIVES and s.op not in INIT_OPS for s in (peer, odd))
+    known = {*COLLECTIVES, *POSTED_BY_CPP} - INIT_OPS
+    are_known = all(motion.op in known for motion in (peer, odd))
     return "op_mismatch" if are_known else "extra_call"
 
 
@@ -245,6 +247,8 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
             ),
             diverging=odd,
             candidates=() if odd else group.ranks,
+            # One line may post on several groups, in which ranks wait for each other in a cycle.
+            confidence="likely" if odd else "ambiguous",
             odd=next((s for s in group.motions if s.rank in odd), group.motion),
             peers=next((s for s in group.motions if s.rank not in odd), group.motion),
             evidence=seen([group], gap),

@@ -56,6 +56,7 @@ class Difference:
             count as diverging.
         survived: Number of later calls that all members are known to have completed at least.
         after: The difference before it on the communicator, which all survived; 0 for none.
+        equal: Number of calls right before ``seq`` of which any may be the one left out.
     """
 
     comm: Communicator
@@ -77,6 +78,7 @@ class Difference:
     suspect: tuple[int, ...] = ()
     survived: int = 0
     after: int = 0
+    equal: int = 0
 
     def undecided(self, ranks: Sequence[int], suspect: tuple[int, ...] = ()) -> Difference:
         """Return the difference without a diverging side.
@@ -133,7 +135,11 @@ class Difference:
     @property
     def seqs(self) -> tuple[int, int] | None:
         """First and last number of the equal calls of which some were left out."""
-        if self.rounds is None or self.rounds.rounds < 2 or not self.skipped:
+        if not self.skipped:
+            return None
+        if self.equal:
+            return self.seq - self.equal, self.seq + self.first.deleted - 1
+        if self.rounds is None or self.rounds.rounds < 2:
             return None
         before = (self.rounds.rounds - 1) * self.rounds.calls
         return self.seq - before, self.seq + self.rounds.calls - 1

@@ -81,7 +81,7 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
     blocks = [] if whole else block_edits(*parts)
     best = min([usual, *(cost for cost, _ in blocks)])
     rounds = None if whole or len(parts[0]) < 2 else left_out(odd[1], peer[1], seq)
-    if rounds is not None and not rounds.left and not 0 < rounds.repeated < rounds.calls:
+    if rounds is not None and not rounds.left and not rounds.rather_repeated:
         # It left out calls, and may have come round to them again while its peers waited.
         price = 1 + FURTHER * (rounds.calls - 1)
         shown = min(len(parts[0]), max(len(parts[1]) - rounds.calls, 0))
@@ -108,7 +108,7 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
             missing = Edit(0, 0, 0, rounds.calls, 0)
             if rounds.left and posted.op not in BARRIERS:  # or it took another branch
                 return EditExplanation(found, other=missing)
-            if 0 < rounds.repeated < rounds.calls:
+            if rounds.rather_repeated:
                 return EditExplanation([Edit(0, 1, 0, 0, 0)], other=missing)
             return EditExplanation([missing], rounds=rounds)
         if not came_from_there(peer[1], seq, posted):

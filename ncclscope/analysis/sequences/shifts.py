@@ -56,6 +56,8 @@ class Shift:
         matched: Number of matched calls after it.
         item: The recorded detail that identifies the calls, in words.
         later: Further edits, counted from ``seq``.
+        equal: Number of calls right before it that equal the deleted or inserted ones in all that
+            is recorded, so that any of them may be the one.
     """
 
     seq: int
@@ -65,6 +67,7 @@ class Shift:
     matched: int
     item: str
     later: tuple[Edit, ...] = ()
+    equal: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,8 +209,38 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
                     continue  # a few calls at the end fit with some shift of many that are alike
                 if _is_other_branch(one[:both], other[:both], differ, off):
                     return None
-                return Shift(start + place, exact, deleted, inserted, matched, diverging.item)
+                equal = _equal_before(other if deleted else one, place, off)
+                edit = deleted, inserted, matched
+                return Shift(start + place, exact, *edit, diverging.item, equal=equal)
     return None
+
+
+def _equal_before(tokens: Tokens, place: int, count: int) -> int:
+    """Return how many rows before some equal those ``count`` ones, taken over and over again."""
+    equal = 0
+    while equal < place and np.array_equal(
+        tokens[place - 1 - equal], tokens[place - 1 - equal + count]
+    ):
+        equal += 1
+    return equal // count * count
+
+
+def first_unlike(one: Track, other: Track) -> int | None:
+    """Return the number of the first call in which two ranks differ, details included.
+
+    Args:
+        one: A rank's calls.
+        other: Another rank's calls, on this communicator or on one with the same role.
+
+    Returns:
+        None where they agree as far as both have come.
+    """
+    stop = min(one.log.calls, other.log.calls) + 1
+    start = max(one.log.first, other.log.first, stop - NEAR)
+    names: dict[str | None, int] = {}
+    tokens = [track.tokens(start, stop, names) for track in (one, other)]
+    differ = np.flatnonzero((tokens[0] != tokens[1]).any(axis=1))
+    return start + int(differ[0]) if len(differ) else None
 
 
 def shifted_replays(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
@@ -18,6 +19,7 @@ from ncclscope.analysis.sequences.shifts import (
     expected,
     find_shift,
     first_other_line,
+    first_unlike,
     shifted_replays,
     tracks_of,
 )
@@ -33,6 +35,8 @@ MOST_COUNTS = 16
 MOST_COMMS = 1 << 10
 """Communicators with different numbers of calls, beyond which nothing is inferred: a ring holds
 fewer of them."""
+MOST_REPLICAS = 8
+"""Replicas with which a pair is compared."""
 MOST_RANKS = 64
 """Ranks with the same number of calls that are compared one by one."""
 
@@ -133,6 +137,7 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         item=found.item,
         noticed=difference.seq,
         rounds=None,
+        equal=found.equal,
     )
 
 
@@ -223,6 +228,13 @@ class _Members:
         if touched == [True, False]:
             yield from self._odd(off[0], self._shifts(off[0], [on]), "other communicators")
             return
+        like = [self._is_like_replicas(side[0], shift) for side in (on, off)]
+        if like == [True, False]:
+            yield from self._odd(reference, shifts, "same kind")
+            return
+        if like == [False, True]:
+            yield from self._odd(off[0], self._shifts(off[0], [on]), "same kind")
+            return
         if not self._is_stuck:
             return  # while both go on, one may use its communicators in another order
         broke, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
@@ -234,6 +246,37 @@ class _Members:
             found = self._odd(off[0], self._shifts(off[0], [on]), basis)
         for difference in found:
             yield difference.undecided([*self._logs], suspect)
+
+    def _is_like_replicas(self, number: int, shift: Shift) -> bool | None:
+        """Return whether a rank posted what the member at its place did in other replicas.
+
+        Returns:
+            None where no replica has come past the shift, or they do not agree.
+        """
+        run, own, place = self._records.run, self._logs[number], self._comm.ranks.index(number)
+        found = set()
+        for comm in islice(self._replicas(), MOST_REPLICAS):
+            log = self._records.logs(comm.key)[comm.ranks[place]]
+            if min(own.calls, log.calls) < shift.seq:
+                continue
+            one, other = (run.by_rank[number], own), (run.by_rank[comm.ranks[place]], log)
+            firsts = [
+                first_unlike(*tracks)
+                for tracks in tracks_of(run, self._comm, one, other, shapes=False)
+            ]
+            found.add(all(first is None or first > shift.seq for first in firsts))
+        return found.pop() if len(found) == 1 else None
+
+    def _replicas(self) -> Iterator[Communicator]:
+        """Yield communicators with the same role and other members, whose calls agree."""
+        own = self._comm
+        for key, comm in self._records.run.communicators.items():
+            if not comm.kind or comm.kind != own.kind or len(comm.ranks) != len(own.ranks):
+                continue
+            logs = self._records.logs(key)
+            agree = len({log.calls for log in logs.values()}) == 1
+            if agree and len(logs) == len(comm.ranks) and not {*comm.ranks} & {*own.ranks}:
+                yield comm
 
     @cached_property
     def _is_stuck(self) -> bool:
@@ -311,6 +354,7 @@ class _Members:
                 aligned=tuple(side_by_side(odd, peer, shift.seq, edits)),
                 basis=basis,
                 item=shift.item,
+                equal=shift.equal,
             )
 
 

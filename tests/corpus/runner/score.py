@@ -51,9 +51,10 @@ def score(document: dict[str, Any] | None, program: Program, way: str) -> str:
     if not program.hangs:
         return score_healthy([document])
     status, verdict = document["status"], document["verdict"]
-    if status == "unknown":
+    is_late = status == "unknown" and verdict is not None and verdict["kind"] == "late"
+    if status == "unknown" and not is_late:
         return "unknown" if way in program.unknown_in else _undecided(verdict, program, way)
-    if status not in _ALARMS or verdict is None:
+    if verdict is None or (status not in _ALARMS and not is_late):
         if status != "ok":
             return "undecided"
         return "quiet" if way in program.ok_in else "OK"

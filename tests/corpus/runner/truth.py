@@ -15,6 +15,8 @@ ORDER = ("op_mismatch", "size_mismatch", "order_cycle")
 PIPELINE = ("p2p_mismatch", "not_joined", "missing_call")
 HALT = ("not_joined", "stalled")
 """A rank waits for something outside the job."""
+LATE = ("late",)
+"""A rank computes, and may still come."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ _TABLE = [
     Program(
         "slow_preparation", "torch",
         "nothing: rank 2 computes for minutes before it comes to the all_reduce of its peers",
-        (2,), HALT, unknown_in=_ANY_WAY, ok_in=_ANY_WAY, most="likely", busy=(2,),
+        (2,), LATE, unknown_in=_ANY_WAY, ok_in=_ANY_WAY, most="likely", busy=(2,),
     ),
     Program(
         "loader_lock", "torch",
@@ -304,7 +306,7 @@ _TABLE = [
     ),
     Program("stopped_rank", "torch", "rank 1 is stopped by SIGSTOP", (1,), HALT),
     Program(
-        "endless_loop", "torch", "rank 2 never leaves a loop over its data", (2,), HALT,
+        "endless_loop", "torch", "rank 2 never leaves a loop over its data", (2,), LATE,
         busy=(2,), unknown_in=(UNTRACED,),
     ),
     Program(

@@ -284,3 +284,27 @@ def test_a_skip_is_certain_once_more_calls_follow_than_it_left_out(
 
     assert (found.kind, found.diverging_ranks, found.seq) == ("missing_call", (2,), 6)
     assert found.confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("second", "kind"), [("train.py:9 gather", "missing_call"), ("train.py:8 gather", "extra_call")]
+)
+def test_a_collective_of_objects_is_one_statement_of_two_calls(
+    cluster_of: ClusterOf, second: str, kind: str
+) -> None:
+    """It was told as an extra call of the loop, since two calls are more than one."""
+    cluster = cluster_of(3)
+    for _ in range(3):
+        for _ in range(5):
+            cluster.post([0, 1, 2], "world", site=LOOP)
+        for shape, dtype, site in (((1,), "int64", "train.py:9 gather"), ((75,), "uint8", second)):
+            cluster.post([0, 1, 2], "world", "all_gather", shape=shape, dtype=dtype, site=site)
+    for _ in range(5):
+        cluster.post([0, 1, 2], "world", site=LOOP)
+    site = "train.py:9 gather"
+    cluster.post([0, 2], "world", "all_gather", shape=(1,), dtype="int64", site=site, done=False)
+    cluster.post([1], "world", site=LOOP, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks, found.confidence) == (kind, (1,), "likely")

@@ -535,3 +535,41 @@ def test_a_deadlock_cycle_names_the_lines(cluster_of: ClusterOf) -> None:
     assert "would have posted it later" in cause.summary
     for rank, line in enumerate(("train.py:1", "train.py:2")):
         assert any(f"rank {rank} is in" in fact and line in fact for fact in cause.evidence)
+
+
+def _grid(cluster: Cluster, skips: dict[tuple[int, int], int]) -> None:
+    """Eight steps of three calls in a row's pair and one in a column's; some leave calls out."""
+    rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    for step in range(8):
+        for number, members in enumerate(rows):
+            for rank in members:
+                for _ in range(3 - skips.get((rank, step), 0)):
+                    cluster.post([rank], f"tp:{number}", members=members, site="model.py:9 layer")
+        for number, members in enumerate(columns):
+            cluster.post(members, f"dp:{number}", members=members, site="train.py:4 step")
+
+
+def test_of_a_pair_the_rank_that_differs_from_the_other_replica_left_a_call_out(
+    cluster_of: ClusterOf,
+) -> None:
+    """Which of the three equal calls of the step it is, no record shows."""
+    cluster = cluster_of(4)
+    _grid(cluster, {(3, 3): 1})
+
+    verdict = cluster.verdict()
+
+    assert _named(verdict) == ("missing_call", (3,), 12, "likely")
+    assert verdict.cause is not None
+    assert verdict.cause.seqs == (10, 12)
+
+
+def test_of_a_pair_neither_is_named_where_the_other_replica_differs_as_well(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    _grid(cluster, {(3, 3): 1, (1, 5): 1})
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert verdict.cause.confidence == "ambiguous"

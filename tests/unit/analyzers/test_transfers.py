@@ -530,3 +530,30 @@ def test_a_send_without_a_receive_names_both_after_an_overwrite(tmp_path: Path) 
     assert run.by_rank[1].lost
     assert cause is not None
     assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (1, 2))
+
+
+def test_a_send_to_another_stage_is_named_within_a_cycle_of_waits(cluster_of: ClusterOf) -> None:
+    """A pipeline of four: rank 1 sends to rank 3 what rank 2 waits for, and rank 3 for rank 2."""
+    cluster = cluster_of(4)
+
+    def send(rank: int, peer: int, *, done: bool = True) -> None:
+        cluster.post([rank], "world", "send", shape=(64,), peer=peer, done=done)
+
+    def receive(rank: int, peer: int, *, done: bool = True) -> None:
+        cluster.post([rank], "world", "recv", shape=(64,), peer=peer, done=done)
+
+    for _ in range(5):
+        for rank in range(3):
+            send(rank, rank + 1)
+            receive(rank + 1, rank)
+    send(0, 1)
+    receive(1, 0)
+    send(1, 3, done=False)
+    send(0, 1, done=False)
+    receive(2, 1, done=False)
+    receive(3, 2, done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("p2p_mismatch", (1,), "likely")

@@ -1,0 +1,124 @@
+"""Tell a rank that is late, since it is at work, from one that hangs.
+
+A rank that uses a core may still come to the call in which its peers wait, or never: in an endless
+loop it looks the same. So lateness is no hang, and never certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import uses_unrecorded
+from ncclscope.analysis.processes.motion import read_motions, seen_at
+from ncclscope.analysis.reservations import WAITS
+from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.noted import doing
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
+from ncclscope.model import Finding, Rank
+from ncclscope.model.activities import CPU
+
+LATE = "late"
+"""The kind of a finding about ranks at work for which others wait."""
+
+_BUSY = 0.15
+"""Share of a core from which on a process is at work. One that is blocked, or polls each
+millisecond, uses less than 0.05; one that computes on a crowded host gets no whole core."""
+_LEAST_SECONDS = 2.0
+"""Seconds of CPU time to conclude from: two heartbeats."""
+
+
+def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with those about ranks that are at work as late ones.
+
+    A late rank explains nothing where another cause is found: it may be late for that reason.
+
+    Args:
+        case: The case.
+        findings: The findings.
+    """
+    found = [_late(case, one) for one in findings]
+    if any(one.role == "cause" and one.kind != LATE for one in found):
+        return [
+            replace(one, role="consequence") if one.kind == LATE and one.role == "cause" else one
+            for one in found
+        ]
+    return found
+
+
+def _late(case: Case, finding: Finding) -> Finding:
+    """Return a finding about a wait, as a late one where each rank that is awaited is at work."""
+    comm = finding.comm
+    if finding.role != "cause" or finding.kind not in WAITS or comm is None or finding.aligned:
+        return finding
+    waiting = [
+        number
+        for number, pending in case.waits.pending_calls.items()
+        if (pending.comm.key, pending.call.seq) == (comm.key, finding.seq)
+    ]
+    absent = finding.diverging_ranks
+    if not absent or {*absent} <= {*waiting}:
+        absent = tuple(rank for rank in comm.ranks if rank not in waiting)
+    shares = {rank: share_of_core(case, rank) for rank in absent}
+    at_work = {rank: share for rank, share in shares.items() if share is not None}
+    if not waiting or not absent or len(at_work) < len(absent):
+        return finding
+    is_few = 2 * len(absent) <= len(comm.ranks)
+    who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+    at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
+    listed = ", ".join(f"{share:.0%}" for share in at_work.values())
+    call = case.waits.pending_calls[waiting[0]].call
+    return replace(
+        finding,
+        kind=LATE,
+        summary=(
+            f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late for call {finding.seq} on "
+            f"{comm_text(comm)}, {call_text(call)}, in which {ranks_text(waiting)} "
+            f"{verb(waiting, 'wait')}: {at or 'at work'} ({listed} of a core), or in an endless "
+            f"loop."
+        ),
+        diverging_ranks=absent if is_few else (),
+        candidate_ranks=() if is_few else absent,
+        peers=call,
+        confidence="likely" if is_few else "ambiguous",
+        inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+    )
+
+
+def share_of_core(case: Case, number: int) -> float | None:
+    """Return the share of a core that a rank at work has used since its newest call.
+
+    Two samples of its stacks count more than its heartbeats: they show whether its main thread
+    waits while others work.
+
+    Returns:
+        The share; None where the rank is not at work, or that is not known.
+    """
+    rank = case.run.by_rank.get(number)
+    if rank is None or number in case.waits.pending_calls or rank.details.get("stopped"):
+        return None
+    snapshot = case.run.snapshot
+    motion = None if snapshot is None else read_motions(snapshot).get(number)
+    if motion is not None and motion.condition in ("moving", "still"):
+        return motion.cpu if motion.is_at_work else None
+    noted = doing(rank)
+    if is_idle(rank) or uses_unrecorded(rank) or not (noted is None or noted.is_work):
+        return None
+    share = _since_newest_call(rank)
+    return share if share is not None and share >= _BUSY else None
+
+
+def _since_newest_call(rank: Rank) -> float | None:
+    used, seen = rank.activities.get(CPU), rank.last_seen_ns
+    if used is None or seen is None:
+        return None
+    seconds = (seen - used.since_ns) / 1e9
+    return used.number / 1e6 / seconds if seconds >= _LEAST_SECONDS else None

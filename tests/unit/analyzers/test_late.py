@@ -1,0 +1,153 @@
+"""Ranks at work for which others wait are late, and hang nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.model.activities import COMPILE, CPU, STORE_WAIT
+from ncclscope.tracing import tracer as tracing
+from tests.support.cluster import Cluster
+from tests.support.rings import read, tracer_in
+
+ClusterOf = Callable[[int], Cluster]
+MICROSECONDS = 1_000_000
+
+
+def works(cluster: Cluster, rank: int, seconds: float) -> None:
+    """Let a rank have used so much CPU time since its last call."""
+    last = cluster.run().by_rank[rank].last_call()
+    assert last is not None
+    assert last.time_ns
+    slot = cluster.tracers[rank].activity(CPU)
+    slot.begin(number=int(seconds * MICROSECONDS), since=last.time_ns)
+
+
+def wait_for(cluster: Cluster, *absent: int) -> None:
+    cluster.history()
+    cluster.post([rank for rank in cluster.everybody if rank not in absent], "tp:0", done=False)
+
+
+def named(verdict: Verdict) -> tuple[str, str, tuple[int, ...], str]:
+    cause = verdict.cause
+    assert cause is not None
+    return verdict.status, cause.kind, cause.diverging_ranks, cause.confidence
+
+
+def test_a_rank_that_computes_is_late_and_hangs_nobody(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    wait_for(cluster, 2)
+    works(cluster, 2, 55.0)
+    works(cluster, 1, 0.3)
+
+    verdict = cluster.verdict()
+
+    assert named(verdict) == ("unknown", "late", (2,), "likely")
+    assert verdict.exit_status == 3
+    assert not verdict.in_trouble
+    assert verdict.cause is not None
+    assert verdict.cause.seq == 6
+    assert verdict.cause.to_dict()["proof"]["releases"] == 3
+
+
+def test_a_rank_that_is_blocked_is_not_late(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    wait_for(cluster, 2)
+    works(cluster, 2, 1.0)
+
+    assert named(cluster.verdict())[:3] == ("hung", "not_joined", (2,))
+
+
+def test_without_a_record_of_its_cpu_time_a_rank_is_not_late(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    wait_for(cluster, 2)
+
+    assert named(cluster.verdict())[:3] == ("hung", "not_joined", (2,))
+
+
+def test_a_rank_that_its_only_peer_waits_for_is_late(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    wait_for(cluster, 1)
+    works(cluster, 1, 55.0)
+
+    assert named(cluster.verdict()) == ("unknown", "late", (1,), "likely")
+
+
+def test_most_ranks_at_work_may_be_right_that_the_call_is_not_due(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    wait_for(cluster, 1, 2, 3)
+    for rank in (1, 2, 3):
+        works(cluster, rank, 55.0)
+
+    verdict = cluster.verdict()
+
+    assert named(verdict) == ("unknown", "late", (), "ambiguous")
+    assert verdict.cause is not None
+    assert verdict.cause.candidate_ranks == (1, 2, 3)
+
+
+def test_of_two_absent_ranks_one_that_is_blocked_hangs_the_job(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(5)
+    wait_for(cluster, 1, 2)
+    works(cluster, 2, 55.0)
+    works(cluster, 1, 0.2)
+
+    assert cluster.verdict().status == "hung"
+
+
+def test_what_differs_is_the_cause_and_not_who_is_late(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    wait_for(cluster, 2)
+    cluster.post([0], "dp:0", "all_reduce", members=(0, 1), done=False)
+    cluster.post([1], "dp:0", "all_gather", members=(0, 1), done=False)
+    works(cluster, 2, 55.0)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "diverged"
+    assert [one.role for one in verdict.findings if one.kind == "late"] == ["consequence"]
+
+
+@pytest.mark.parametrize(("name", "is_late"), [(COMPILE, True), (STORE_WAIT, False)])
+def test_a_note_says_whether_the_cpu_time_is_work(
+    cluster_of: ClusterOf, name: str, is_late: bool
+) -> None:
+    """A process that polls a store uses a core and waits."""
+    cluster = cluster_of(4)
+    wait_for(cluster, 2)
+    works(cluster, 2, 55.0)
+    cluster.tracers[2].activity(name).begin("step (train.py:3)")
+
+    assert (named(cluster.verdict())[1] == "late") == is_late
+
+
+@pytest.mark.both_writers
+def test_heartbeats_count_cpu_time_from_the_newest_call_on(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, used = [10_000_000_000], [3_000_000_000]
+    monkeypatch.setattr(tracing, "now_ns", lambda: now[0])
+    monkeypatch.setattr(tracing.time, "process_time_ns", lambda: used[0])
+    tracer = tracer_in(rings, rank=0, world_size=1)
+    comm = tracer.communicator("KEY", "world", [0], "gloo")
+
+    heart = tracing.Heart(tracer)
+
+    def beats(count: int) -> None:
+        for _ in range(count):
+            heart.beat()
+            now[0] += 1_000_000_000
+            used[0] += 250_000_000
+
+    tracer.record(comm, "all_reduce", shape=(2,), dtype="float32", redop="sum")
+    beats(3)
+    first = read(tracer.path).activities[CPU]
+    tracer.record(comm, "all_reduce", shape=(2,), dtype="float32", redop="sum")
+    beats(1)
+    second = read(tracer.path).activities[CPU]
+
+    assert (first.number, second.number) == (500_000, 0)
+    assert second.since_ns - first.since_ns == 3_000_000_000

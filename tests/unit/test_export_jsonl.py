@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ def test_rings_say_the_same_as_the_trace_made_of_them(tmp_path: Path, name: str)
 
     assert found == summary_of(run)
     assert (found["verdict"] is None) == (name == "calm")
+
+
+def test_the_trace_keeps_threads(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    for label in ("world", "save", "world"):
+        post = threading.Thread(target=cluster.post, args=(cluster.everybody, label))
+        (post.run if label == "world" else post.start)()
+        if label == "save":
+            post.join()
+    run = cluster.run()
+
+    back = again(run, tmp_path / "trace")
+
+    for rank, old in zip(back.ranks, run.ranks, strict=True):
+        found = {log.communicator.label: {*log.threads(1, 3)} for log in rank.logs.values()}
+        assert found == {log.communicator.label: {*log.threads(1, 3)} for log in old.logs.values()}
+        assert 0 not in found["world"] | found["save"]
+        assert found["world"].isdisjoint(found["save"])
 
 
 def test_the_trace_lists_the_graphs(tmp_path: Path) -> None:

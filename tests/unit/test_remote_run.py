@@ -14,6 +14,7 @@ import pytest
 from benchmarks.runners.rings import DIVERGING, make_rings
 from ncclscope import Run, Tracer, diagnose, open_run
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, NothingFoundError
+from ncclscope.native.threads import own
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
@@ -165,6 +166,8 @@ def test_logs_answer_as_those_of_a_ring(rings: Path) -> None:
         assert list(one.span(start, stop)) == list(other.span(start, stop))
         assert list(one.sites(start, stop)) == list(other.sites(start, stop))
         assert list(one.positions(start, stop)) == list(other.positions(start, stop))
+        assert list(one.threads(start, stop)) == list(other.threads(start, stop))
+    assert {*other.threads(2900, 5000)} == {own.number} != {0}
     assert list(one.signatures(2100, 2400)) == list(other.signatures(2100, 2400))
     with pytest.raises(IndexError):
         other.call(one.first - 1)

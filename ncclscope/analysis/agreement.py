@@ -383,9 +383,15 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
 
 def _long_waits(case: Case) -> str:
     """Say which ranks had waited for others when the job ended, for as long as a hang lasts."""
-    graph = wait_graph(case)
+    graph, run = wait_graph(case), case.run
     quiet = {number: case.still_seconds(case.run.by_rank[number]) for number in graph.waits}
-    waiting = [n for n, seconds in quiet.items() if (seconds or 0.0) >= case.stall_seconds]
+    waiting = [
+        number
+        for number, seconds in quiet.items()
+        if (seconds or 0.0) >= case.stall_seconds
+        # Nobody is left who could come.
+        or all(_exited(run, peer) for peer in graph.waits[number].awaited or {-1})
+    ]
     if not waiting:
         return ""
     missed = sorted(graph.sinks & frozenset().union(*(graph.waits[n].awaited for n in waiting)))

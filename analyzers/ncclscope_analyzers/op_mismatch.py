@@ -16,21 +16,15 @@ class OpMismatch(ParameterMismatch):
     parameter = "op"
 
     def _concerns(self, difference: Difference) -> bool:
-        if _overwritten(difference):
+        if difference.overwritten:
             return True
         return super()._concerns(difference)
 
     def _summary(self, case: Case, difference: Difference) -> str:
-        if _overwritten(difference):
+        if difference.overwritten:
             return (
                 f"{subject(case, difference)} left the common sequence of "
                 f"{comm_text(difference.comm)} at call {difference.seq} or before; the call itself "
                 f"has been overwritten."
             )
         return super()._summary(case, difference)
-
-
-def _overwritten(difference: Difference) -> bool:
-    """Return whether the kept calls agree, so that the difference lies before them."""
-    same = difference.odd_call.signature == difference.peer_call.signature
-    return same and not difference.exact and not difference.item

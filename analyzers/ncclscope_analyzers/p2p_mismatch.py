@@ -186,7 +186,7 @@ class P2pMismatch:
         stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
         joins = case.waits.ends.get(diverging, ()) if late else ()
         yield Finding(
-            kind="not_joined" if joins else self.name,
+            kind="not_joined" if late else self.name,
             summary=(
                 f"{sentence(who)} is in no {'call' if joins else 'transfer'}, and its "
                 f"{'peers' if joins else 'neighbours'} wait for it on "

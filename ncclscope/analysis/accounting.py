@@ -6,11 +6,13 @@ those whose repair releases every waiting rank, and the others follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import as_consequence
+from ncclscope.analysis.sequences.streams import repeated
+from ncclscope.analysis.waits.endings import ended_by_peers
 from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.wording import (
     call_text,
@@ -22,11 +24,13 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.engine.graph import WaitGraph
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Call, Finding, Rank
+from ncclscope.model.signature import P2P_OPS
 
 _IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
 """Kinds of findings on waits that the graph has. It has none for keys of a store, for instance."""
 
+_SHOWN = 4
 _LATE = ("not_joined", "dead_rank")
 
 
@@ -38,11 +42,25 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     causes = [one for one in findings if one.role == "cause"]
-    if not any(map(_is_wait, causes)) or any(one.comm is None for one in causes):
+    if any(one.comm is None for one in causes) or (causes and not any(map(_is_wait, causes))):
         return list(findings)
     graph = wait_graph(case)
-    found = _accounted(case, graph, _without_redundant(graph, findings))
+    if causes:
+        found = _accounted(case, graph, _without_redundant(graph, findings))
+    else:
+        found = [*_gone(case, graph), *findings]
     return [_proved(graph, one, found) if one.role == "cause" else one for one in found]
+
+
+def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
+    """Return findings about the ranks that are gone without a word, if all others wait for them."""
+    waiting = [case.run.by_rank[number] for number in graph.waiting]
+    still = [rank.rank for rank in waiting if not ended_by_peers(rank)]
+    if not waiting or not graph.gone or graph.gone != graph.awaited - graph.waiting.keys():
+        return []
+    if not graph.explains(graph.gone) or (still and case.longest_common_quiet(still) is None):
+        return []
+    return [_held_up_by(case, graph, number) for number in sorted(graph.gone)]
 
 
 def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
@@ -58,65 +76,178 @@ def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Fi
 
 
 def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
-    findings = _without_late(graph, findings)
-    causes = [one for one in findings if one.role == "cause"]
-    waits = [one for one in causes if _is_wait(one)]
-    if (repair := _only_repair(case, graph)) is not None:
-        findings = _by_collective(findings, repair)
-        causes = [one for one in findings if one.role == "cause"]
-        waits = [one for one in causes if _is_wait(one)]
-        found = [_settled(graph, one, repair) if one in waits else one for one in findings]
-        unnamed = repair - _named(found)
-        if unnamed <= graph.awaited:
-            return [*(_held_up_by(case, graph, rank) for rank in sorted(unnamed)), *found]
-    kept = graph.without_victims(_named(findings))
-    found = [_among(one, kept) if one in waits else one for one in findings]
+    """Return findings with those as causes that name the ranks of the repair, each rank once."""
+    if _is_hidden(case, graph) and not any(
+        one.kind == "extra_call" and one.role == "cause" for one in findings
+    ):
+        return _by_unseen(case, graph, findings)
+    alone = _only_repair(case, graph)
+    repair = _reduced(graph, _named(findings)) if alone is None else alone
+    explained = bool(repair and graph.waits) and graph.released(repair) == graph.waiting.keys()
+    if explained:
+        findings = _promoted(findings, repair)
+    open_ranks = repair - _named(findings)
+    late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
+    found = []
+    for one in findings:
+        if one.role != "cause" or not _is_wait(one):
+            found.append(one)
+        elif one.diverging_ranks:
+            # A rank that waits for nothing is late for all of its calls, its transfers as well.
+            is_late = one.kind == "p2p_mismatch" and late.issuperset(one.diverging_ranks)
+            found.append(as_consequence(one) if is_late else _among(one, repair))
+        elif alone is not None and open_ranks:
+            found.append(_settled(graph, one, alone))
+        else:
+            follows = explained or _is_behind(graph, one)
+            found.append(as_consequence(one) if follows else one)
+    open_ranks = repair - _named(found)
+    if alone is not None and open_ranks <= graph.awaited:
+        found = [*(_held_up_by(case, graph, rank) for rank in sorted(open_ranks)), *found]
+    if not any(one.role == "cause" for one in found) and len(graph.cheapest) > 1:
+        found = [_either(case, graph), *found]
+    if explained:
+        found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
     return [_unless_rivals(graph, one) if one.role == "cause" else one for one in found]
 
 
-def _without_late(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with transfers as consequences whose rank is late for a collective, too.
+def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding on a rank that is late for its peers' calls as one on what it did instead.
 
-    It waits for nothing: it is late for all of its calls.
+    It has ended, or it waits in a call which it posted once more than its peers.
     """
-    late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
-    return [
-        as_consequence(one)
-        if one.kind == "p2p_mismatch"
-        and _is_wait(one)
-        and late.issuperset(one.diverging_ranks or {-1})
-        else one
-        for one in findings
-    ]
-
-
-def _by_collective(findings: Sequence[Finding], repair: frozenset[int]) -> list[Finding]:
-    """Return findings with the collective that a rank never joined as cause, not its transfers.
-
-    The transfer alone blames both of its sides. The collective names the rank whose repair
-    releases all.
-    """
-    halves = [one for one in findings if one.role == "cause" and _lacks_a_half(one)]
-    named = _named(findings)
-    joined = next(
-        (one for one in findings if one.kind == "not_joined" and {*one.diverging_ranks} == repair),
-        None,
+    if not _is_wait(finding) or len(finding.diverging_ranks) != 1:
+        return finding
+    (number,) = finding.diverging_ranks
+    if number in graph.sinks and finding.kind == "p2p_mismatch":
+        ended = [rank for rank in case.run.ranks if case.how_it_ended(rank)]
+        gone = [rank.rank for rank in ended if not ended_by_peers(rank)]
+        return _held_up_by(case, graph, number) if gone == [number] else finding
+    waits = graph.waiting.get(number, ())
+    if len(waits) != 1 or waits[0].call.op in P2P_OPS or finding.kind == "extra_call":
+        return finding
+    found = repeated(case.run, number, waits[0].call)
+    if found is None or found.call.op in P2P_OPS:
+        return finding
+    comm = case.run.communicators[found.call.comm]
+    others = sorted(graph.waiting.keys() - {number})
+    return replace(
+        finding,
+        kind="extra_call",
+        summary=(
+            f"{sentence(rank_text(case.run, number))} posted {plural(found.calls, 'call')} more "
+            f"than its peers, from {call_text(found.call)} on {comm_text(comm)} on; "
+            f"{ranks_text(others)} {verb(others, 'wait')} for it."
+        ),
+        comm=comm,
+        seq=found.call.seq,
+        odd=found.call,
+        odd_is="call",
+        peers=None,
+        extent=found.calls,
+        confidence="likely",
+        hangs=True,
+        inferred=(*finding.inferred, "its peers' calls up to there are the same as its own"),
     )
-    if joined is None or not halves or named:
-        return list(findings)
-    return [
-        replace(one, role="cause")
-        if one is joined
-        else as_consequence(one)
-        if one in halves
-        else one
+
+
+def _is_behind(graph: WaitGraph, finding: Finding) -> bool:
+    """Return whether ranks do not wait in a call that does not complete, but in earlier ones."""
+    ranks = {*finding.candidate_ranks}
+    if finding.kind != "stalled" or finding.comm is None or not ranks <= graph.waiting.keys():
+        return False
+    calls = [wait.call for rank in ranks for wait in graph.waiting[rank]]
+    if any(call is not None and call.op in P2P_OPS for call in (finding.odd, finding.peers)):
+        return False
+    return all((call.comm, call.seq) != (finding.comm.key, finding.seq) for call in calls)
+
+
+def _either(case: Case, graph: WaitGraph) -> Finding:
+    """Return a finding about ranks that wait for each other, any of which may have diverged."""
+    ranks = tuple(sorted(frozenset().union(*graph.cheapest)))
+    first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
+    comm = case.run.communicators[first.comm]
+    lines = tuple(
+        f"rank {rank} waits in {_where(case, wait.call)} for {ranks_text(sorted(wait.awaited))}"
+        for rank, waits in sorted(graph.waiting.items())
+        for wait in waits
+    )
+    return Finding(
+        kind="order_cycle",
+        summary=f"Ranks wait for each other: {'; '.join(lines[:_SHOWN])}.",
+        comm=comm,
+        seq=None,
+        candidate_ranks=ranks,
+        confidence="ambiguous",
+        analyzer="accounting",
+        evidence=lines,
+        inferred=("the records do not show which of them is wrong",),
+    )
+
+
+def _where(case: Case, call: Call) -> str:
+    return f"{call_text(call)} on {comm_text(case.run.communicators[call.comm])}"
+
+
+def _is_hidden(case: Case, graph: WaitGraph) -> bool:
+    """Return whether ranks without a record account for all that waits, and most ranks have one."""
+    few = 2 * len(graph.unseen) < case.run.expected
+    lost = graph.awaited & graph.unseen <= {*case.run.missing} - {*case.run.unreadable}
+    return bool(graph.waits) and not graph.abnormal and few and lost and graph.explains(())
+
+
+def _by_unseen(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with the ranks without a record as cause, where all wait for them.
+
+    A rank that waits in a transfer with one of them has not stayed away from a collective.
+    """
+    awaited = graph.awaited & graph.unseen
+    demoted = [
+        one if _is_on(one, graph.unseen) or not _is_victim(graph, one) else as_consequence(one)
         for one in findings
     ]
+    if any(one.role == "cause" for one in demoted):
+        return demoted
+    found = _promoted(demoted, awaited, candidates=True)
+    if not any(one.role == "cause" for one in found) and len(awaited) == 1:
+        found = [*(_held_up_by(case, graph, number) for number in awaited), *found]
+    return found if any(one.role == "cause" for one in found) else list(findings)
 
 
-def _lacks_a_half(finding: Finding) -> bool:
-    """Return whether a finding is about a transfer, and which of its two ranks diverged is open."""
-    return finding.kind == "p2p_mismatch" and _is_wait(finding) and not finding.diverging_ranks
+def _is_on(finding: Finding, ranks: Collection[int]) -> bool:
+    """Return whether a finding says that some of these ranks did not come."""
+    named = finding.diverging_ranks or finding.candidate_ranks
+    return finding.kind in _LATE and bool(named) and {*ranks}.issuperset(named)
+
+
+def _is_victim(graph: WaitGraph, finding: Finding) -> bool:
+    return _is_wait(finding) and graph.waiting.keys() >= {*finding.diverging_ranks}
+
+
+def _promoted(
+    findings: Sequence[Finding], ranks: Collection[int], *, candidates: bool = False
+) -> list[Finding]:
+    """Return findings with a consequence as cause for each late rank that no cause names.
+
+    Args:
+        findings: The findings.
+        ranks: The late ranks.
+        candidates: Whether it may name them as candidates.
+    """
+    found, named = [], _named(findings)
+    for one in findings:
+        those = {*(one.diverging_ranks or (one.candidate_ranks if candidates else ()))}
+        if one.kind in _LATE and one.role == "consequence" and those and those <= {*ranks} - named:
+            sure = "likely" if one.confidence == "certain" else one.confidence
+            one, named = replace(one, role="cause", confidence=sure), named | those
+        found.append(one)
+    return found
+
+
+def _reduced(graph: WaitGraph, ranks: Collection[int]) -> frozenset[int]:
+    """Return ranks without victims, and without those that wait for something that is not seen."""
+    kept = graph.without_victims(ranks)
+    return kept - graph.obscure or kept
 
 
 def _named(findings: Sequence[Finding]) -> frozenset[int]:
@@ -245,8 +376,8 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     kind, state = "not_joined", _whereabouts(case, rank)
     if rank is None:
         kind, state = "dead_rank", "left no record"
-    elif how is not None:
-        kind, state = "dead_rank", f"is dead, gone or stuck ({how})"
+    elif how is not None or number in graph.gone:
+        kind, state = "dead_rank", f"is dead, gone or stuck ({how or 'its peers lived on'})"
     return Finding(
         kind=kind,
         summary=(

@@ -383,9 +383,17 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
 
 def _long_waits(case: Case) -> str:
     """Say which ranks had waited for others when the job ended, for as long as a hang lasts."""
-    graph = wait_graph(case)
-    quiet = {number: case.still_seconds(case.run.by_rank[number]) for number in graph.waiting}
-    waiting = [n for n, seconds in quiet.items() if (seconds or 0.0) >= case.stall_seconds]
+    graph, run = wait_graph(case), case.run
+    quiet = {number: case.still_seconds(run.by_rank[number]) for number in graph.waiting}
+    waiting = [
+        number
+        for number, seconds in quiet.items()
+        if (seconds or 0.0) >= case.stall_seconds
+        # Nobody is left who could come.
+        or all(
+            _exited(run, peer) for wait in graph.waiting[number] for peer in wait.awaited or {-1}
+        )
+    ]
     if not waiting:
         return ""
     awaited = {rank for n in waiting for wait in graph.waiting[n] for rank in wait.awaited}

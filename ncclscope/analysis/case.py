@@ -6,7 +6,7 @@ diverged, and which rank waits for which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
 from itertools import chain
@@ -413,21 +413,31 @@ class Case(Records):
             return f"it ended with {status}" if status else GONE
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
-        quiet = self.quiet_seconds(rank)
+        seconds = self.outlived_by(rank, self.waits.pending_calls)
+        return None if seconds is None else f"{HEARTBEAT_ENDS} {seconds:.0f} s before its peers'"
+
+    def outlived_by(self, rank: Rank, waiting: Collection[int]) -> float | None:
+        """Return for how many seconds waiting ranks lived on after a rank's last heartbeat.
+
+        Several may have ended with it: then a gap divides them from those that lived on.
+
+        Returns:
+            None where no rank lived on for long enough.
+        """
+        own = self.quiet_seconds(rank)
+        if own is None:
+            return None
         others = {
-            number: seconds
-            for number in self.waits.pending_calls
+            number: seconds - own
+            for number in waiting
             if number != rank.rank
             and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
         }
-        if (
-            quiet is not None
-            and others
-            and min(others.values()) - quiet >= DEAD_SECONDS
-            and self.may_have_ended_before(rank, others)
-        ):
-            return f"{HEARTBEAT_ENDS} {min(others.values()) - quiet:.0f} s before its peers'"
-        return None
+        later = {number: more for number, more in others.items() if more >= DEAD_SECONDS}
+        least = min(later.values(), default=0.0)
+        together = [more for number, more in others.items() if number not in later]
+        gap = all(least - more >= DEAD_SECONDS for more in together)
+        return least if later and gap and self.may_have_ended_before(rank, later) else None
 
     def may_have_ended_before(self, rank: Rank, others: Iterable[int]) -> bool:
         """Return False where one clock shows that a process lived as long as others.

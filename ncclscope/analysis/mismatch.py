@@ -102,6 +102,8 @@ class ParameterMismatch:
         )
 
     def _concerns(self, difference: Difference) -> bool:
+        if difference.overwritten:
+            return False
         if difference.inferred or (
             (difference.odd or difference.suspect) and not difference.replaced
         ):

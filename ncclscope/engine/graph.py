@@ -71,6 +71,8 @@ class WaitGraph:
         abnormal: Ranks whose end, or stop, is recorded and follows from no other rank's.
         unseen: Ranks without a record, which may have come to every call.
         obscure: Ranks that wait, and it is not known for whom.
+        gone: Ranks that ended, or stopped, without a record of it: they wait for nobody, and never
+            come.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class WaitGraph:
         abnormal: Iterable[int] = (),
         unseen: Iterable[int] = (),
         obscure: Iterable[int] = (),
+        gone: Iterable[int] = (),
     ) -> None:
         self.waits = tuple(waits)
         self.waiting: dict[int, list[Wait]] = {}
@@ -90,6 +93,7 @@ class WaitGraph:
         self.abnormal = frozenset(abnormal)
         self.unseen = frozenset(unseen)
         self.obscure = frozenset(obscure)
+        self.gone = frozenset(gone)
         self._unfit_of: dict[str, list[Unfit]] = {}
         for one in self.unfit:
             self._unfit_of.setdefault(one.comm, []).append(one)

@@ -94,10 +94,54 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                     count = _statements([past[at - length] for at in range(skipped)])
                     return LeftOut(skipped, 1 + equal, False, again, count)
             known = any(mine[0] == key[shown] for key in history)
-            if not known and _follows_loop(own[0], past[-length:]):
+            if not known and may_follow(own[0], past[-length:]):
                 missing = length - _offset(history, length)
                 return LeftOut(missing, 1 + _equal_before(history, predicted[:missing]), left=True)
     return None
+
+
+def round_shift(odd: CallLog, peer: CallLog, seq: int) -> int:
+    """Return by how many calls a rank is ahead of its peers' rounds, judging by changing sizes.
+
+    A line may post another size in each round. A rank that left out a round posts the size of the
+    next one, by the step from round to round; a rank that repeated a round those of the last one.
+
+    Args:
+        odd: Calls of the diverging rank.
+        peer: Calls of a peer; those before ``seq`` are equal, as far as both are kept.
+        seq: Number of the first differing call.
+
+    Returns:
+        The length of the round: positive where it was left out, negative where it was repeated. 0
+        where the two calls come from different lines, or where one size alone may be wrong.
+    """
+    past = peer.span(max(peer.first, odd.first, seq - PAST), seq)
+    mine = odd.span(seq, min(odd.calls + 1, seq + _AHEAD))
+    theirs = peer.span(seq, min(peer.calls + 1, seq + _AHEAD))
+    if not mine or not theirs or theirs[0].site is None or _by_line(mine[0]) != _by_line(theirs[0]):
+        return 0
+    length, step = _last_step(past, theirs[0])
+    if not length or not step:
+        return 0
+    whole = [*past, *mine]
+    before = whole[len(past) - length :]
+    if all(one.signature == two.signature for one, two in zip(mine, before, strict=False)):
+        return -length
+    if (mine[0].numel or 0) - (theirs[0].numel or 0) != step:
+        return 0
+    for one, two in list(zip(mine, theirs, strict=False))[1:]:
+        if one.signature == two.signature and _last_step(past, two)[1]:
+            return 0  # it is in the same round
+    return length
+
+
+def _last_step(past: Sequence[Call], call: Call) -> tuple[int, int]:
+    """Return how many calls ago a line posted its last call, and by how much it has grown since."""
+    line = _by_line(call)
+    for back, one in enumerate(reversed(past), 1):
+        if _by_line(one) == line:
+            return back, (call.numel or 0) - (one.numel or 0)
+    return 0, 0
 
 
 def equal_rounds(log: CallLog, seq: int, calls: int) -> int:
@@ -132,7 +176,7 @@ def may_have_left_out(peer: CallLog, seq: int, call: Call) -> bool:
     if line not in lines:
         return True
     last = len(lines) - 1 - lines[::-1].index(line)
-    return (call.site, call.user_site) not in lines and _follows_loop(call, past[last:])
+    return (call.site, call.user_site) not in lines and may_follow(call, past[last:])
 
 
 def periods(history: Sequence[object]) -> Iterator[int]:
@@ -206,7 +250,7 @@ def _shares_line(loop: Sequence[Call], call: Call) -> bool:
     return sum((one.site, one.user_site) == (call.site, call.user_site) for one in loop) > 1
 
 
-def _follows_loop(call: Call, loop: Sequence[Call]) -> bool:
+def may_follow(call: Call, loop: Sequence[Call]) -> bool:
     """Return whether a call may come after a loop, whose last round is given.
 
     In the function of the loop that shows by its line. From another function, only a barrier is

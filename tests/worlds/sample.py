@@ -73,7 +73,7 @@ def sample(seed: int, number: int, fault: str = "", *, whole: bool = False) -> S
         world.running = rng.random()
     if rng.random() < 0.3:
         # A job that is over ends all its processes; one that hangs keeps them all.
-        world.lingers = bool(planted)
+        world.lingers = any(each.fault != "busy" for each in planted)
     world.severed = world.backend == "gloo" and rng.random() < 0.6
     if rng.random() < SHARE_LOSSY:
         world.loss = _loss(rng, world)
@@ -110,7 +110,9 @@ def _plant(world: World, rng: random.Random, names: list[str]) -> tuple[Planted,
 def _loss(rng: random.Random, world: World) -> Loss:
     kind = rng.choice(("missing", "wrapped", "killed"))
     if kind == "missing":
-        return Loss(missing=(rng.randrange(world.size),))
+        rank = rng.randrange(world.size)
+        # Something is recorded, or there is nothing to diagnose.
+        return Loss(missing=(rank,) if {*range(world.size)} - {rank, *world.absent} else ())
     if kind == "wrapped":
         return Loss(keeps=rng.choice((8, 16, 32)))
     return Loss(killed_after=float(rng.choice((15, 60, 300))))

@@ -78,7 +78,9 @@ def _tells(cause: Mapping[str, Any], story: Story) -> bool:
     if highest is None or _RANKED.index(cause["confidence"]) > _RANKED.index(highest):
         return False
     label = (cause["comm"] or {}).get("label", "")
-    if story.comms and label and label not in story.comms:
+    # Who waits for a process that has ended may do so on any communicator.
+    anywhere = not story.comms or cause["kind"] == "dead_rank"
+    if label and label not in story.comms and not anywhere:
         return False
     seqs = story.seqs.get(label)
     return not seqs or cause["seq"] is None or cause["seq"] in seqs

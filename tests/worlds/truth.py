@@ -85,6 +85,9 @@ def _came_to_pass(world: World, planted: Planted, outcome: Outcome) -> bool:
         return True
     if planted.fault == "busy":
         return outcome.held.get(planted.rank) == "busy"
+    if planted.fault == "early_exit" and outcome.final:
+        # It may wait for its last calls, but posts no further one.
+        return outcome.begun[planted.rank] == planted.at
     reached = outcome.reached[planted.rank]
     if any(reached.get(thread, -1) >= planted.at for thread in planted.threads):
         return True
@@ -108,7 +111,8 @@ def _story(world: World, healthy: World, planted: Planted, outcome: Outcome) -> 
             continue
         differs = True
         places = [first, *_places(own, usual, planted)]
-        seqs[label] = range(min(places) + 1, max(places) + planted.count + 2)
+        if not _is_overwritten(world, outcome, planted):
+            seqs[label] = range(min(places) + 1, max(places) + planted.count + 2)
         for kind in _alternatives(own, peers, first):
             # What a mismatch claims is what the records show.
             sure = kind.endswith("_mismatch") and planted.count == 1
@@ -125,7 +129,18 @@ def _story(world: World, healthy: World, planted: Planted, outcome: Outcome) -> 
     if planted.rank in world.loss.missing:
         kinds.setdefault("dead_rank", LIKELY)
         kinds.setdefault("not_joined", LIKELY)
+        # Its calls are not recorded: where its peers wait need not be where it diverged.
+        seqs = {}
     return Story(planted, kinds, planted.comms, seqs)
+
+
+def _is_overwritten(world: World, outcome: Outcome, planted: Planted) -> bool:
+    """Return whether the records of the place of a fault have made room for newer ones.
+
+    They show that ranks differ by then, and not where it began.
+    """
+    posted = sum(each.index >= planted.at for each in outcome.posted[planted.rank])
+    return 0 < world.loss.keeps < posted
 
 
 def _calls(outcome: Outcome, rank: int, label: str) -> list[Act]:

@@ -123,6 +123,12 @@ class Difference:
         return self.first.inserted > 0 and self.first.deleted > 0
 
     @property
+    def overwritten(self) -> bool:
+        """Whether the kept calls agree, so that the difference lies before them."""
+        same = self.odd_call.signature == self.peer_call.signature
+        return same and not self.exact and not self.item
+
+    @property
     def lines(self) -> tuple[str, str] | None:
         """The lines of both calls, where they differ and no later call shows that both are one."""
         odd, peer = self.odd_call, self.peer_call

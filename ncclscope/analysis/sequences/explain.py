@@ -21,7 +21,7 @@ from ncclscope.analysis.sequences.habit import (
     skipped_block,
 )
 from ncclscope.analysis.sequences.replays import block_at, replay_edits
-from ncclscope.engine.rounds import LeftOut, equal_rounds, left_out
+from ncclscope.engine.rounds import LeftOut, equal_rounds, left_out, round_shift
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS
@@ -92,6 +92,15 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
             return EditExplanation(found, other=missing)
     else:
         missing = None
+    if not whole and found[0].inserted and found[0].deleted:
+        shift = round_shift(odd[1], peer[1], seq)
+        if shift > 0:
+            edit = Edit(0, 0, 0, shift, 0)
+            rounds = LeftOut(shift, 1, left=False)
+            return EditExplanation([edit], other=ONE_FOR_ANOTHER, rounds=rounds)
+        if shift:
+            shown = min(-shift, len(parts[0]))
+            return EditExplanation([Edit(0, shown, 0, 0, 0)], other=ONE_FOR_ANOTHER)
     if order is not None and (whole or order[0] < best):
         both = sum(order[1])
         matched = min(map(len, parts)) - both
@@ -134,4 +143,15 @@ def _reordered(
     """
     blocks = [block_at(*side, seq) for side in (odd, peer)]
     ends = {block.seq + block.calls - seq for block in blocks if block is not None}
-    return reordered(*(part[: min(ends)] for part in parts)) if ends else reordered(*parts)
+    found = reordered(*(part[: min(ends)] for part in parts)) if ends else reordered(*parts)
+    return found if found is None or _on_same_lines(odd[1], peer[1], seq, found[1]) else None
+
+
+def _on_same_lines(odd: CallLog, peer: CallLog, seq: int, order: tuple[int, int]) -> bool:
+    """Return whether calls in opposite order come from the same lines, as those before them do."""
+    first, rest = order
+    start = max(odd.first, peer.first, seq - first - rest)
+    if odd.sites(start, seq) != peer.sites(start, seq):
+        return True  # the rank has lines of its own
+    mine, theirs = (list(log.sites(seq, seq + first + rest)) for log in (odd, peer))
+    return mine == [*theirs[first:], *theirs[:first]]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 import numpy as np
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import unrecorded_kinds
+from ncclscope.analysis.table import peer_of
 from ncclscope.analysis.waits.completion import PENDING
-from ncclscope.analysis.waits.endings import ended_by_peers, failed
-from ncclscope.analysis.waits.transfers import Pair, pairs
+from ncclscope.analysis.waits.endings import ended_by_peers, failed, interrupted_after
+from ncclscope.analysis.waits.open_transfers import open_transfers
+from ncclscope.analysis.waits.transfers import Pair, has_tags, pairs
 from ncclscope.analysis.waits.waits import members_of
 from ncclscope.engine.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call, Rank, State
@@ -44,7 +46,7 @@ def wait_graph(case: Case) -> WaitGraph:
         set().union(*(comm.ranks for comm in run.communicators.values())) - {*run.by_rank}
     )
     unfit = [Unfit(one.comm.key, one.seq, tuple(one.groups)) for one in case.divergences]
-    halves = _halves(case)
+    halves = _halves(case, unseen)
     heads = {**case.waits.heads_by_thread}
     for one in unfit:
         for number in (number for side in one.sides for number in side):
@@ -53,9 +55,10 @@ def wait_graph(case: Case) -> WaitGraph:
         for call in first_of_threads(half[0] for half in own):
             _put_first(heads, number, call)
     _hold_up_streams(case, heads, halves)
+    vanished = _vanished(case, heads)
     waits = []
     for number, call in ((number, call) for number, calls in heads.items() for call in calls):
-        if case.waits.is_outside(number) or number in unseen:
+        if case.waits.is_outside(number) or number in unseen or number in vanished:
             continue
         threads: dict[int, frozenset[int]] = {}
         if call.op in P2P_OPS:
@@ -63,16 +66,38 @@ def wait_graph(case: Case) -> WaitGraph:
         else:
             awaited = _awaited_by_members(case, number, call, heads)
             threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
+        awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
         if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
             waits.append(Wait(number, call, frozenset(awaited), threads))
-    abnormal = [rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")]
-    known = {wait.rank for wait in waits}
+    abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
+    abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
+    known = {wait.rank for wait in waits} | vanished
     obscure = [
         rank.rank
         for rank in case.run.ranks
         if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
     ]
-    return WaitGraph(waits, unfit, abnormal, unseen, obscure)
+    return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
+
+
+def _vanished(case: Case, waiting: Collection[int]) -> frozenset[int]:
+    """Return the ranks that ended without a record of it, long before ranks that waited.
+
+    Or the only one that recorded no end, where all others lost the connection to a peer.
+    """
+    silent = [rank for rank in case.run.ranks if _is_silent(case, rank)]
+    others = [rank for rank in case.run.ranks if rank not in silent]
+    complete = len(case.run.ranks) == case.run.expected
+    if complete and len(silent) == 1 and others and all(map(ended_by_peers, others)):
+        return frozenset({silent[0].rank})
+    return frozenset(rank.rank for rank in silent if case.outlived_by(rank, waiting) is not None)
+
+
+def _is_silent(case: Case, rank: Rank) -> bool:
+    """Return whether nothing shows that a process lives, nor how it ended."""
+    if rank.exited or rank.alive or rank.details.get("beating"):
+        return False
+    return interrupted_after(case, case.waits, rank) is None
 
 
 def _waits_unseen(case: Case, rank: Rank) -> bool:
@@ -153,8 +178,12 @@ def _transfers_of(case: Case) -> dict[int, list[Half]]:
     return found
 
 
-def _halves(case: Case) -> dict[int, list[Half]]:
-    """Return the transfers in which each rank may wait, those of a batch together."""
+def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
+    """Return the transfers in which each rank may wait, those of a batch together.
+
+    Those with a rank without a record, and those that an overwrite leaves without a number, only
+    where they are a rank's newest call.
+    """
     found: dict[int, list[Half]] = {}
     for pair in pairs(case):
         for sent, received in zip_longest(pair.sends, pair.receives):
@@ -164,6 +193,18 @@ def _halves(case: Case) -> dict[int, list[Half]]:
             ):
                 if call is not None and _may_wait(case, pair, number, call, answer):
                     found.setdefault(number, []).append((call, peer, answer))
+    for rank in case.run.ranks:
+        last = rank.last_call(transfers=True)
+        if last is None or last.op not in P2P_OPS or last.state is State.COMPLETED:
+            continue
+        comm = case.run.communicators[last.comm]
+        other = peer_of(last, comm)
+        # One that lost the connection had no answer.
+        if other is not None and has_tags(comm) and (other in unseen or ended_by_peers(rank)):
+            found.setdefault(rank.rank, []).append((last, other, None))
+    for one in open_transfers(case):
+        if len(one.peers) == 1 and one.rank not in found:
+            found[one.rank] = [(one.call, one.peers[0], None)]
     for number, halves in found.items():
         halves.sort(key=lambda half: half[0].position)
         first = halves[0][0]
@@ -206,6 +247,21 @@ def _awaited_by_members(
         for member in members_of(comm, call)
         if member != number and not _came(case.run.by_rank.get(member), call, heads.get(member, ()))
     }
+
+
+def _needs(case: Case, number: int, gone: Rank) -> bool:
+    """Return whether a rank has posted a call to which a process that is gone will never come.
+
+    It is in its last call as well, unless that is known to have completed.
+    """
+    for key, log in case.run.by_rank[number].logs.items():
+        theirs = gone.logs.get(key)
+        if theirs is None:
+            if gone.rank in case.run.communicators[key].ranks and log.calls:
+                return True
+        elif log.calls > theirs.calls:
+            return True
+    return False
 
 
 def _came(rank: Rank | None, call: Call, heads: Sequence[Call]) -> bool:

@@ -399,7 +399,9 @@ class Waits:
             if pending is not None and rank.details.get("tells"):
                 if not known:
                     pending = log.call(log.first)  # all completed calls were overwritten
-            elif pending is not None and not (known and reports_completion(log, pending)):
+            elif pending is not None and not (
+                known and reports_completion(log, pending) and not self._went_past(rank, pending)
+            ):
                 # The backend reports no completion: calls that all have posted count as completed.
                 seq = max(self._posted_by_all(key) + 1, pending.seq if known else log.first)
                 pending = log.call(seq) if seq <= log.calls else held_in(rank, log)
@@ -410,6 +412,21 @@ class Waits:
             if pending is not None and not was_left(rank, pending):
                 heads.append(pending)
         return heads
+
+    def _went_past(self, rank: Rank, call: Call) -> bool:
+        """Return whether a rank waited for a later call on NCCL, which completed.
+
+        It did not wait for the one in question, or it would not have come to that.
+        """
+        if "nccl" not in self._run.communicators[call.comm].backend:
+            return False
+        for key, log in rank.logs.items():
+            pending, known = first_pending(log)
+            done = log.calls if pending is None else pending.seq - 1
+            known = known and key != call.comm and done >= log.first
+            if known and log.call(done).position > call.position:
+                return True
+        return False
 
     def _unjoined(self, key: str, log: CallLog, first: int) -> Call | None:
         """Return the first pending call, where the completion of eager calls is reported.

@@ -82,7 +82,11 @@ def test_ranks_that_waited_until_the_job_was_killed_are_no_ok(tmp_path: Path) ->
         job.end(rank, "killed")
     write(job, tmp_path, "jsonl")
 
-    assert diagnose(open_run(tmp_path)).status == "unknown"
+    verdict = diagnose(open_run(tmp_path))
+
+    causes = [(one.kind, one.diverging_ranks) for one in verdict.findings if one.role == "cause"]
+    assert verdict.status == "hung"
+    assert causes == [("dead_rank", (0,)), ("dead_rank", (1,))]
 
 
 def test_who_failed_in_a_call_and_is_missed_by_nobody_is_not_described_as_missed(

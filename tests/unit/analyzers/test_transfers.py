@@ -342,7 +342,7 @@ def test_a_stage_that_is_short_towards_both_neighbours_is_named(cluster_of: Clus
     verdict = cluster.verdict()
 
     assert verdict.cause is not None
-    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("p2p_mismatch", (1,))
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))
     assert verdict.status == "hung"  # it may yet post its half, and waits nowhere
     assert verdict.cause.confidence == "likely"
     assert {finding.role for finding in verdict.findings[1:]} <= {"consequence"}

@@ -42,7 +42,7 @@ from ncclscope.analysis.waits.endings import (
     status_of,
     timed_out,
 )
-from ncclscope.analysis.waits.noted import raised
+from ncclscope.analysis.waits.noted import doing, raised
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall, Waits
@@ -390,6 +390,13 @@ class Case(Records):
         ]
         return min((seconds for seconds in known if seconds is not None), default=None)
 
+    @cached_property
+    def waiting(self) -> frozenset[int]:
+        """Ranks that wait in a call, at a store, or for their peers to join."""
+        notes = {rank.rank: doing(rank) for rank in self.run.ranks}
+        noted = (number for number, one in notes.items() if one is not None and not one.is_work)
+        return frozenset((*self.waits.pending_calls, *noted))
+
     def lost_by_peers(self, rank: Rank) -> bool:
         """Return whether peers failed because a process was gone; see :mod:`.waits.endings`."""
         return lost_by_peers(self, self.waits, rank)
@@ -413,7 +420,7 @@ class Case(Records):
             return f"it ended with {status}" if status else GONE
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
-        seconds = self.outlived_by(rank, self.waits.pending_calls)
+        seconds = self.outlived_by(rank, self.waiting)
         return None if seconds is None else f"{HEARTBEAT_ENDS} {seconds:.0f} s before its peers'"
 
     def outlived_by(self, rank: Rank, waiting: Collection[int]) -> float | None:

@@ -176,6 +176,13 @@ def from_difference(
             f"{ranks_text(difference.odd)} may have come to another round of the loop: such calls "
             f"were posted before"
         )
+    members = len(difference.comm.ranks)
+    is_most = difference.basis != "majority" or 2 * len(difference.peers) > members
+    if decided and not is_most:
+        thoughts.append(
+            f"{ranks_text(difference.peers)} are right: they are most of those that posted the "
+            f"call, but no majority of the {members} members"
+        )
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:
@@ -183,7 +190,7 @@ def from_difference(
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
-    elif inferred or not difference.certain or difference.has_few_after or elsewhere:
+    elif inferred or not (difference.certain and is_most) or difference.has_few_after or elsewhere:
         confidence = "likely"
     role = "cause"
     if difference.survived:

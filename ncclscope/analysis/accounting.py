@@ -108,7 +108,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
         found = [_either(case, graph), *found]
     if explained:
         found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
-    return [_unless_rivals(graph, one) if one.role == "cause" else one for one in found]
+    return [_unless_rivals(case, graph, one) if one.role == "cause" else one for one in found]
 
 
 def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
@@ -313,13 +313,18 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
     )
 
 
-def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
+def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     """Return a finding that is not certain where other ranks account for all that waits as well.
 
-    Nor where the rank itself waits, and it is not known for whom.
+    Nor where the rank itself waits, for others or for what is not seen; nor where it ended of a
+    connection that it lost, which a peer may have closed.
     """
     if finding.confidence != "certain" or not _is_wait(finding):
         return finding
+    known = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
+    if lost := [rank.rank for rank in known if rank is not None and ended_by_peers(rank)]:
+        doubt = f"{ranks_text(lost)} lost a connection: the peer may have ended first"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
     if held := graph.obscure.intersection(finding.diverging_ranks):
         doubt = f"{ranks_text(sorted(held))} {verb([*held], 'wait')} for something that is not seen"
         return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
@@ -330,6 +335,12 @@ def _unless_rivals(graph: WaitGraph, finding: Finding) -> Finding:
         )
         return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
     named = {*finding.diverging_ranks}
+    behind = {
+        peer for rank in named for wait in graph.waiting.get(rank, ()) for peer in wait.awaited
+    }
+    if finding.kind in _LATE and behind - named:
+        doubt = f"{ranks_text(sorted(named))} may have been held up by {ranks_text(behind - named)}"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
     others = [one for one in graph.cheapest if not (one <= named or named <= one)]
     if not others:
         return finding

@@ -370,7 +370,7 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
             f"No rank had posted a call for {min(known):.0f} s when the processes ended, and the "
             f"records do not show whether the job was idle or hung. {_agree(case)}",
         )
-    if gone := _gone_before(awake):
+    if gone := _gone_before(case, awake):
         return Agreement(
             "unknown",
             f"{sentence(ranks_text(gone))} {'is' if len(gone) == 1 else 'are'} gone without a "
@@ -423,19 +423,27 @@ def _caught(run: Run) -> str:
     )
 
 
-def _gone_before(ranks: Sequence[Rank]) -> list[int]:
-    """Return the ranks whose heartbeats ended before those of others on their host did.
+def _gone_before(case: Case, ranks: Sequence[Rank]) -> list[int]:
+    """Return the ranks whose heartbeats ended before those of others did.
 
-    Who kills a whole job ends all of them at once.
+    Who kills a whole job ends all of them at once. Hosts' clocks differ: across them, the time
+    since a rank's last call counts.
     """
     seen: dict[str, dict[int, int]] = {}
     for rank in ranks:
         if rank.alive is False and rank.last_seen_ns is not None:
             boot = str(rank.details.get("boot_id") or rank.host)
             seen.setdefault(boot, {})[rank.rank] = rank.last_seen_ns
-    return sorted(
+    on_a_host = {
         number
         for ends in seen.values()
         for number, end in ends.items()
         if max(ends.values()) - end >= DEAD_SECONDS * 1e9
-    )
+    }
+    numbers = [rank.rank for rank in ranks]
+    elsewhere = {
+        rank.rank
+        for rank in ranks
+        if rank.alive is None and case.outlived_by(rank, numbers) is not None
+    }
+    return sorted(on_a_host | elsewhere)

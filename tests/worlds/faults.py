@@ -308,8 +308,8 @@ def _held(op: str, kinds: Mapping[str, str]) -> _Fault:
 
 
 def _early_exit(_world: World, rng: random.Random, rank: int, program: list[Act]) -> Planted | None:
-    place = rng.randrange(len(program))
-    if program[place].batch:
+    place = rng.randrange(len(program)) if program else 0
+    if not program or program[place].batch:
         return None
     del program[place:]
     return Planted("", rank, place, _GONE)
@@ -318,6 +318,8 @@ def _early_exit(_world: World, rng: random.Random, rank: int, program: list[Act]
 def _never_starts(
     world: World, _rng: random.Random, rank: int, program: list[Act]
 ) -> Planted | None:
+    if len(world.absent) + 1 == world.size:
+        return None  # of whom nobody starts, there is nothing to diagnose
     world.absent = (*world.absent, rank)
     program.clear()
     return Planted("", rank, -1, _certain("dead_rank", "not_joined", "init_stalled"))

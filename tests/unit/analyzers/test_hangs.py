@@ -636,3 +636,20 @@ def test_a_rank_that_compiled_until_it_was_killed_might_have_come(
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (1,))
     assert cause.confidence == ("likely" if compiles else "certain")
     assert not any("may still come" in one for one in cause.inferred)
+
+
+@pytest.mark.parametrize(("quiet", "status"), [(60.0, "unknown"), (0.3, "ok")])
+def test_a_rank_of_another_host_that_ended_long_before_the_others_is_not_ok(
+    cluster_of: ClusterOf, quiet: float, status: str
+) -> None:
+    """Its clock may be another one: the time since its last call counts."""
+    cluster = cluster_of(4)
+    cluster.history()
+    run = cluster.run(quiet={0: quiet, 1: 0.3, 2: quiet, 3: quiet})
+    ranks = tuple(replace(rank, alive=None, host=f"node-{rank.rank}") for rank in run.ranks)
+
+    verdict = diagnose(replace(run, ranks=ranks))
+
+    assert verdict.status == status
+    if status == "unknown":
+        assert "Rank 1 is gone" in verdict.summary

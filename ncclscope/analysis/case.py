@@ -313,7 +313,7 @@ class Case(Records):
                 return False
         return True
 
-    @property
+    @cached_property
     def may_be_over(self) -> bool:
         """Whether only ranks without a record are missing, which may have come to each call.
 
@@ -321,7 +321,7 @@ class Case(Records):
         ranks rest alike.
         """
         ranks, waits = self.run.by_rank, self.waits
-        if not waits.ends or not ranks.keys().isdisjoint(waits.ends):
+        if not waits.ends or any(number in waits.ends for number in ranks):
             return False
         left = all(
             ranks[pending.rank].exited

@@ -225,7 +225,7 @@ def test_ranks_in_a_backward_of_ddp_wait_for_the_one_that_has_left_the_loop(
         document = attach_pids(*running.pids)
 
     verdict = document["verdict"]
-    assert (verdict["kind"], verdict["diverging_ranks"]) == ("extra_call", [2])
+    assert (verdict["kind"], verdict["diverging_ranks"]) == ("op_mismatch", [2])
     assert verdict["confidence"] == "likely"
     assert waits(document) == dict.fromkeys(range(3), "collective")
 

@@ -200,15 +200,12 @@ def test_the_rank_that_gathers_where_its_peers_dispatch_is_named(rings: Path) ->
     assert cause is not None
     assert (verdict.status, cause.kind, cause.diverging_ranks) == (
         "hung",
-        "not_joined",
+        "extra_call",
         (DIVERGING,),
     )
-    assert "never joined call 3 on world/deep_ep of ranks 0-3, dispatch [8,16]" in cause.summary
-    assert "its last call, all_gather [4] float32 on world, is scheduled" in cause.summary
-    assert sites(cause) == (
-        line("layer.dist.all_gather_into_tensor(", "gather_instead"),
-        line("received, _, _, _, handle, _ = ", "dispatch"),
-    )
+    assert cause.confidence == "likely"
+    assert sites(cause)[0] == line("layer.dist.all_gather_into_tensor(", "gather_instead")
+    assert any("dispatch [8,16]" in one for one in cause.evidence)
     assert cause.inferred[0] == "rank 3 waits in that call for the others"
 
 

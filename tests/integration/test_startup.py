@@ -542,7 +542,7 @@ def test_what_keeps_a_rank_from_the_call_is_named(
     [
         ("fails_in_a_call", "TypeError at test_startup.py:{} fails_in_a_call"),
         ("logs_an_error", "TypeError at test_startup.py:{} fail "),
-        ("loses_a_thread", "TypeError at test_startup.py:{} fail "),
+        ("loses_a_thread", "a thread of it ended with TypeError at test_startup.py:{} fail"),
     ],
 )
 def test_exception_of_the_rank_is_named_by_type_and_line(

@@ -32,7 +32,7 @@ def reduce(cluster: Cluster, ranks: list[int], *, done: bool = True) -> None:
 def test_a_call_that_one_rank_repeats_while_its_peers_go_on_is_extra(
     cluster_of: ClusterOf,
 ) -> None:
-    """Rank 2 was told to have stayed away from its peers' call, which follows from it."""
+    """Rank 2 was said to stay away from its peers' call, which follows from it."""
     cluster = cluster_of(4)
     everybody = [*cluster.everybody]
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_a_rank_that_left_out_a_call_of_the_round_is_not_told_to_repeat_one(
 def test_sizes_that_grow_from_round_to_round_show_in_which_a_rank_is(
     cluster_of: ClusterOf, rows: int, kind: str
 ) -> None:
-    """It was told as one call of another size: of the next round, or of the last one again."""
+    """It was reported as one call of another size: of the next round, or of the last one again."""
     cluster = cluster_of(4)
     for number in range(4):
         shape = (10 * (number + 1), 2)

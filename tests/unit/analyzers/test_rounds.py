@@ -292,7 +292,7 @@ def test_a_skip_is_certain_once_more_calls_follow_than_it_left_out(
 def test_a_collective_of_objects_is_one_statement_of_two_calls(
     cluster_of: ClusterOf, second: str, kind: str
 ) -> None:
-    """It was told as an extra call of the loop, since two calls are more than one."""
+    """It was reported as an extra call of the loop, since two calls are more than one."""
     cluster = cluster_of(3)
     for _ in range(3):
         for _ in range(5):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import as_consequence
+from ncclscope.analysis.proofs.proof import prove
 from ncclscope.analysis.sequences.streams import repeated
 from ncclscope.analysis.waits.endings import ended_by_peers
 from ncclscope.analysis.waits.graph import wait_graph
@@ -42,14 +43,16 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     causes = [one for one in findings if one.role == "cause"]
-    if any(one.comm is None for one in causes) or (causes and not any(map(_is_wait, causes))):
+    if any(one.comm is None for one in causes):
         return list(findings)
     graph = wait_graph(case)
-    if causes:
+    if not causes:
+        found = [*_gone(case, graph), *findings]
+    elif any(map(_is_wait, causes)):
         found = _accounted(case, graph, _without_redundant(graph, findings))
     else:
-        found = [*_gone(case, graph), *findings]
-    return [_proved(graph, one, found) if one.role == "cause" else one for one in found]
+        found = list(findings)
+    return _proved(case, graph, found)
 
 
 def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
@@ -349,31 +352,31 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
 
 
-def _proved(graph: WaitGraph, finding: Finding, found: Sequence[Finding]) -> Finding:
-    """Return a cause with the count of waiting ranks that a repair of all causes releases."""
-    ranks = _named(found)
-    if not graph.waiting or not ranks:
-        return finding
-    rival = graph.nearest(ranks)
-    of = len(graph.waiting)
-    against = []
-    if rival is not None and rival[1] < of:
-        against.append(f"releases {rival[1]} of {of} waiting ranks")
-    if rival is not None and not graph.abnormal <= {rival[0]}:
-        against.append(f"leaves the end of {ranks_text(sorted(graph.abnormal))} unexplained")
-    released = len(graph.released(ranks))
-    proof = {
-        "repair": {"kind": finding.kind, "ranks": sorted(ranks)},
-        "releases": released,
-        "of": of,
-        "rival": None if rival is None else {"ranks": [rival[0]], "releases": rival[1]},
-        "rival_against": against,
-    }
-    counts = f"all {plural(of, 'waiting rank')}" if released == of else f"{released} of {of}"
-    then = "would go on" if released == of else "waiting ranks would go on"
-    nearest = f"; if rank {rival[0]} did, {rival[1]} of {of}" if rival is not None else ""
-    line = f"if {ranks_text(sorted(ranks))} did as the others expect, {counts} {then}{nearest}"
-    return replace(finding, proof=proof, inferred=(*finding.inferred, line))
+def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings whose causes have their proof, and are certain only if it is whole."""
+    causes = [one for one in findings if one.role == "cause"]
+    proof = prove(case, graph, causes)
+    if proof is not None and proof.missing and proof.missing <= graph.sinks and case.stalled:
+        late = [_held_up_by(case, graph, number) for number in sorted(proof.missing)]
+        causes, findings = [*late, *causes], [*late, *findings]
+        proof = prove(case, graph, causes) or proof
+    if proof is None:
+        return list(findings)
+    lines = [f"{proof}"]
+    if proof.held:
+        held = sorted(proof.held)
+        lines.append(f"{ranks_text(held)} would still wait: something else is wrong, too")
+    return [
+        replace(
+            one,
+            proof=proof.to_dict(one.kind),
+            confidence="likely" if proof.held and one.confidence == "certain" else one.confidence,
+            inferred=(*one.inferred, *lines),
+        )
+        if one.role == "cause"
+        else one
+        for one in findings
+    ]
 
 
 def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:

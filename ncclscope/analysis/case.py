@@ -176,6 +176,10 @@ class Case(Records):
         in_order = sorted(found, key=cmp_to_key(self._compare))
         return sorted(in_order, key=lambda difference: not difference.odd)
 
+    def tell_anew(self, differences: Sequence[Difference]) -> None:
+        """Take other differences for those of the run, before anything follows from them."""
+        self.__dict__["differences"] = [*differences]
+
     def _later(self, divergence: Divergence) -> Divergence | None:
         """Return the next divergence within the majority, which is a cause of its own."""
         logs = {number: self._log(divergence, number) for number in divergence.majority}

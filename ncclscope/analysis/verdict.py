@@ -32,6 +32,7 @@ from ncclscope.analysis.precedence import as_consequence, in_order, is_hang, set
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
 from ncclscope.analysis.processes.late import LATE, with_late
+from ncclscope.analysis.proofs.retold import retold
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.mixed_records import reduce_mixed
@@ -370,6 +371,7 @@ def _diagnose(
 
 def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:
     """Return the analyzers' findings after a decision from all data sources, causes first."""
+    case.tell_anew(retold(case, case.differences))
     claims = [
         (analyzer, finding)
         for analyzer in steps("comparing", analyzers)

@@ -122,11 +122,14 @@ class WaitGraph:
         """Return the waits that keep an awaited rank from coming to a call."""
         return [one for one in self.waiting.get(rank, ()) if wait.is_held_up_by(one)]
 
-    def released(self, repaired: Collection[int], *, joins: bool = False) -> frozenset[int]:
+    def released(
+        self, repaired: Collection[int], *, coming: Collection[int] = (), joins: bool = False
+    ) -> frozenset[int]:
         """Return the waiting ranks that go on if some ranks behave as their peers expect.
 
         Args:
             repaired: Those ranks.
+            coming: Ranks that come to the calls of others, and wait in their own.
             joins: Whether threads that wait for no other rank wait for the threads of their own.
         """
         blocked: dict[int, int] = {}
@@ -139,7 +142,9 @@ class WaitGraph:
             if not self._fits(wait.call, repaired):
                 continue
             missing = [
-                one for one in wait.awaited if one not in repaired and one not in self.unseen
+                one
+                for one in wait.awaited
+                if one not in repaired and one not in coming and one not in self.unseen
             ]
             held_up_by = [
                 self._holding_up(wait, one) or (self.waiting.get(one, []) if joins else [])

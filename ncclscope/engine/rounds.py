@@ -100,6 +100,27 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
     return None
 
 
+def distances(odd: CallLog, peer: CallLog, seq: int) -> tuple[int, int]:
+    """Return how far from its peers a rank may be in a loop, by the line of its call ``seq``.
+
+    Args:
+        odd: Calls of the diverging rank.
+        peer: Calls of a peer; those before ``seq`` are equal, as far as both are kept.
+        seq: Number of the first differing call.
+
+    Returns:
+        How many calls ago the line posted its last call, and after how many calls it would post
+        the next one, where it keeps its distance; 0 for each that is not known.
+    """
+    start = max(peer.first, odd.first, seq - PAST)
+    lines = [_by_line(call) for call in odd.span(start, seq)]
+    mine = _by_line(odd.call(seq))
+    ago = [n for n in range(1, len(lines) + 1) if lines[-n] == mine][:2]
+    if len(ago) < 2:
+        return sum(ago), 0
+    return ago[0], max(ago[1] - 2 * ago[0], 0)
+
+
 def round_shift(odd: CallLog, peer: CallLog, seq: int) -> int:
     """Return by how many calls a rank is ahead of its peers' rounds, judging by changing sizes.
 

@@ -94,3 +94,18 @@ class CallLog(Protocol):
     def threads(self, start: int, stop: int) -> Sequence[int]:
         """Return the number of the thread that posted each of these calls; 0 if not known."""
         ...
+
+
+def made_before(log: CallLog, position: int) -> int:
+    """Return how many calls of a log come before a position of the rank's stream.
+
+    All overwritten calls count.
+    """
+    low, high = log.first, log.calls + 1
+    while low < high:
+        middle = (low + high) // 2
+        if log.positions(middle, middle + 1)[0] < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

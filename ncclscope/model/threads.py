@@ -37,6 +37,12 @@ def precedes(one: Call, other: Call) -> bool:
     return one.position < other.position and is_one_thread(one.thread, other.thread)
 
 
+def holds_up(one: Call, other: Call) -> bool:
+    """Return whether a call precedes another one, and is not started together with it."""
+    together = one.group is not None and one.group == other.group
+    return precedes(one, other) and not together
+
+
 def first_of_threads(calls: Iterable[Call]) -> tuple[Call, ...]:
     """Return those calls of a rank that none of the others precedes, the oldest first."""
     found: list[Call] = []

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import ncclscope
-from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Call, Communicator
+from ncclscope.model.log import made_before
 from ncclscope.model.memory import ListLog
 
 NOW = 1_795_165_653_367_456_915

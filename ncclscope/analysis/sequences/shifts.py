@@ -19,9 +19,8 @@ import numpy.typing as npt
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.sequences.habit import PAST, expected_next
 from ncclscope.analysis.sequences.replays import Block, block_at, calls_on
-from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Communicator, Rank, Run
-from ncclscope.model.log import CallLog
+from ncclscope.model.log import CallLog, made_before
 from ncclscope.model.threads import are_ordered
 
 Tokens = npt.NDArray[np.int64]

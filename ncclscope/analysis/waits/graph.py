@@ -20,7 +20,7 @@ from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.model.threads import first_of_threads, is_one_thread, precedes
+from ncclscope.model.threads import first_of_threads, holds_up, is_one_thread
 
 MOST_RANKS = 64
 MOST_MEMBERS = 1024
@@ -156,7 +156,7 @@ def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) ->
                 if peer != number and _put_first(heads, peer, held):
                     pending.append((peer, held))
         for call, peer, answer in transfers.get(number, ()):
-            if precedes(head, call) and answer is not None and _put_first(heads, peer, answer):
+            if holds_up(head, call) and answer is not None and _put_first(heads, peer, answer):
                 others = [
                     half
                     for half in halves.get(peer, ())
@@ -233,7 +233,7 @@ def _awaited_in_transfers(
         peer
         for own, peer, answer in halves
         if is_one_thread(own.thread, call.thread)
-        and (answer is None or any(precedes(head, answer) for head in heads.get(peer, ())))
+        and (answer is None or any(holds_up(head, answer) for head in heads.get(peer, ())))
     }
 
 
@@ -271,4 +271,4 @@ def _came(rank: Rank | None, call: Call, heads: Sequence[Call]) -> bool:
     if not heads or call.seq < log.first:
         return True
     posted = log.call(call.seq)
-    return posted.state is State.COMPLETED or not any(precedes(head, posted) for head in heads)
+    return posted.state is State.COMPLETED or not any(holds_up(head, posted) for head in heads)

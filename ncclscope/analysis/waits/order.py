@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclscope.model import Call, Rank, Run
-from ncclscope.model.log import CallLog
+from ncclscope.model.log import CallLog, made_before
 from ncclscope.model.threads import is_one_thread, threads_of
 
 
@@ -134,21 +134,6 @@ class Order:
             return None
         first, second = (moment.call.time_ns if moment.call else None for moment in (one, other))
         return None if first is None or second is None else (first, second)
-
-
-def made_before(log: CallLog, position: int) -> int:
-    """Return how many calls of a log come before a position of the rank's stream.
-
-    All overwritten calls count.
-    """
-    low, high = log.first, log.calls + 1
-    while low < high:
-        middle = (low + high) // 2
-        if log.positions(middle, middle + 1)[0] < position:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 def _place(moment: Moment) -> int:

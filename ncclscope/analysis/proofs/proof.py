@@ -1,0 +1,226 @@
+"""Count which waiting ranks go on where the causes of a verdict are repaired.
+
+A cause whose calls differ is repaired where they do: its ranks post what their peers did, and what
+they posted besides is as recorded. Other causes suppose that their ranks behave as their peers
+expect. Then the job is judged again, as if these were its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.waits.graph import wait_graph
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.engine.graph import WaitGraph
+from ncclscope.engine.repair import Change, repaired
+from ncclscope.model import Finding
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the causes of a verdict account for.
+
+    Attributes:
+        ranks: Ranks that the causes name.
+        changes: How their calls are repaired; a rank without any behaves as its peers expect.
+        waiting: The waiting ranks.
+        held: Those that wait with the repair, too.
+        rival: The one other rank whose repair releases the most, and how many it releases; None
+            without one.
+        missing: Further ranks that never came: with theirs, the repair releases all that waits,
+            and without one of them it does not.
+        unexplained: Ranks that ended, or were stopped, by themselves, without the rival.
+    """
+
+    ranks: tuple[int, ...]
+    changes: dict[int, tuple[Change, ...]]
+    waiting: frozenset[int]
+    held: frozenset[int]
+    rival: tuple[int, int] | None
+    unexplained: tuple[int, ...]
+    missing: frozenset[int] = frozenset()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the repair accounts for all that waits."""
+        return not self.held
+
+    def to_dict(self, kind: str) -> dict[str, Any]:
+        """Return the proof as JSON has it, for a cause of a kind."""
+        of = len(self.waiting)
+        against = []
+        if self.rival is not None and self.rival[1] < of:
+            against.append(f"releases {self.rival[1]} of {of} waiting ranks")
+        if self.rival is not None and self.unexplained:
+            against.append(f"leaves the end of {ranks_text(self.unexplained)} unexplained")
+        calls = [
+            {"rank": rank, **one.to_dict()} for rank, some in self.changes.items() for one in some
+        ]
+        return {
+            "repair": {"kind": kind, "ranks": list(self.ranks), "calls": calls},
+            "releases": of - len(self.held),
+            "of": of,
+            "rival": None
+            if self.rival is None
+            else {"ranks": [self.rival[0]], "releases": self.rival[1]},
+            "rival_against": against,
+        }
+
+    def __str__(self) -> str:
+        of, released = len(self.waiting), len(self.waiting) - len(self.held)
+        counts = f"all {plural(of, 'waiting rank')}" if not self.held else f"{released} of {of}"
+        then = "would go on" if not self.held else "waiting ranks would go on"
+        did = []
+        if expected := [rank for rank in self.ranks if rank not in self.changes]:
+            did.append(f"{ranks_text(expected)} did as the others expect")
+        if changed := sorted(self.changes):
+            calls = sum(max(one.drop, one.add) for some in self.changes.values() for one in some)
+            whose = "its" if len(changed) == 1 else "their"
+            did.append(f"{ranks_text(changed)} had posted {plural(calls, 'call')} as {whose} peers")
+        rival = self.rival
+        nearest = "" if rival is None else f"; with rank {rival[0]} instead, {rival[1]} of {of}"
+        return f"if {' and '.join(did)}, {counts} {then}{nearest}"
+
+
+def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | None:
+    """Return what the causes account for.
+
+    Args:
+        case: The case.
+        graph: Its wait graph.
+        causes: The causes.
+
+    Returns:
+        None where no rank is known to wait, where a cause names no rank, and where the calls in
+        question are overwritten, or too many to be played again.
+    """
+    ranks = frozenset(rank for one in causes for rank in one.diverging_ranks)
+    if not graph.waiting or not ranks or not all(one.diverging_ranks for one in causes):
+        return None
+    changes = repair_of(case, [one for one in case.differences if ranks.issuperset(one.odd)])
+    for swap in case.swaps:
+        own = changes.get(swap.rank, ())
+        keys = {one.comm for one in own}
+        if swap.comm.key in keys and swap.fewer.key not in keys:
+            changes[swap.rank] = (*own, *_moved(case, swap.rank, swap.fewer.key, swap.count))
+    played = play(case, graph, ranks, changes)
+    if played is None:
+        return None
+    still = played.held()
+    rival = graph.nearest(ranks)
+    left = graph.abnormal if rival is None else graph.abnormal - {rival[0]}
+    return Proof(
+        ranks=tuple(sorted(ranks)),
+        changes=changes,
+        waiting=frozenset(graph.waiting),
+        held=still,
+        rival=rival,
+        unexplained=tuple(sorted(left)),
+        missing=played.missing() if still else frozenset(),
+    )
+
+
+@dataclass(frozen=True)
+class Played:
+    """A job whose repair was played.
+
+    Attributes:
+        waiting: The waiting ranks, as recorded.
+        after: Who waits for whom with the repair.
+        free: Ranks that go on.
+        coming: Ranks that come to the calls of others, and wait in their own.
+    """
+
+    waiting: frozenset[int]
+    after: WaitGraph
+    free: frozenset[int]
+    coming: frozenset[int]
+
+    def held(self, *others: int) -> frozenset[int]:
+        """Return the waiting ranks that wait with the repair, and that of other ranks, too."""
+        goes_on = self.after.released(self.free.union(others), coming=self.coming)
+        return self.waiting & self.after.waiting.keys() - goes_on
+
+    def missing(self) -> frozenset[int]:
+        """Return the ranks whose repair releases the rest, each of them needed; else none."""
+        ends = self.after.sinks - self.free
+        needed = all(self.held(*ends - {one}) for one in ends)
+        return ends if ends and needed and not self.held(*ends) else frozenset()
+
+
+def play(
+    case: Case, graph: WaitGraph, ranks: frozenset[int], changes: Mapping[int, Sequence[Change]]
+) -> Played | None:
+    """Judge a job again as if its ranks had been repaired.
+
+    Args:
+        case: The case.
+        graph: Its wait graph.
+        ranks: The diverging ranks.
+        changes: How their calls are repaired; one without any behaves as its peers expect.
+
+    Returns:
+        None where the calls in question cannot be played again.
+    """
+    run = repaired(case.run, changes)
+    if run is None:
+        return None
+    after = graph
+    if changes:
+        after = wait_graph(
+            Case(run, stall_seconds=case.stall_seconds, live_stall_seconds=case.live_stall_seconds)
+        )
+    waiting = frozenset(graph.waiting)
+    # Who ended in the hang would have gone on without it.
+    free = (waiting | changes.keys()) - after.waiting.keys() | (ranks - changes.keys())
+    free |= graph.gone - graph.abnormal
+    # Calls left out, or posted too many, on one communicator go with those on others.
+    more = [rank for rank, some in changes.items() if sum(one.drop - one.add for one in some) > 0]
+    less = [rank for rank, some in changes.items() if sum(one.add - one.drop for one in some) > 0]
+    return Played(waiting, after, free.union(more), frozenset(less))
+
+
+def repair_of(case: Case, differences: Iterable[Difference]) -> dict[int, tuple[Change, ...]]:
+    """Return how the calls of diverging ranks become those of their peers, by rank.
+
+    Args:
+        case: The case.
+        differences: What is repaired: the first of each rank and communicator.
+    """
+    found: dict[int, dict[str, tuple[Change, ...]]] = {}
+    for difference in differences:
+        if difference.comm.creates_groups:
+            continue  # each creation is new: what a rank creates afterwards is not known
+        for rank in difference.odd:
+            own = found.setdefault(rank, {})
+            own.setdefault(difference.comm.key, tuple(_edited(case, difference)))
+    return {
+        rank: tuple(one for some in own.values() for one in some) for rank, own in found.items()
+    }
+
+
+def _edited(case: Case, difference: Difference) -> Iterator[Change]:
+    logs = case.logs(difference.comm.key)
+    like = max(difference.peers, key=lambda rank: logs[rank].calls)
+    for edit in difference.edits:
+        yield Change(
+            comm=difference.comm.key,
+            seq=difference.seq + edit.start,
+            drop=edit.inserted,
+            add=edit.deleted,
+            like=like,
+            start=difference.seq + edit.peer_start,
+        )
+
+
+def _moved(case: Case, rank: int, key: str, count: int) -> Iterator[Change]:
+    """Yield the calls that a rank posted on another communicator instead."""
+    logs = case.logs(key)
+    own = logs[rank].calls + 1
+    like = max((one for one in logs if one != rank), key=lambda one: logs[one].calls, default=None)
+    if like is not None and (calls := min(count, logs[like].calls + 1 - own)) > 0:
+        yield Change(comm=key, seq=own, drop=0, add=calls, like=like, start=own)

@@ -1,0 +1,99 @@
+"""Tell a difference as another one where its repair leaves ranks waiting, and another's does not.
+
+One call in place of another, behind which nothing is posted, may be that, or a call too many, or
+calls left out. Where a rank posted another call instead, its peers wait for nothing else of it. If
+they do, on another communicator or in a transfer, it is elsewhere in its program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.proofs.proof import play, repair_of
+from ncclscope.analysis.sequences.align import side_by_side
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.edits import Edit
+from ncclscope.analysis.waits.graph import wait_graph
+from ncclscope.engine.rounds import distances, left_out, may_follow
+
+LOOP = 64
+"""Calls of a rank before a difference whose lines are taken for those of the loop."""
+
+
+def retold(case: Case, differences: Sequence[Difference]) -> list[Difference]:
+    """Return differences, those told anew whose repair does not release all that waits.
+
+    Args:
+        case: The case.
+        differences: Its differences.
+    """
+    found = list(differences)
+    open_ones = [place for place, one in enumerate(found) if _is_open(one)]
+    graph = wait_graph(case) if open_ones else None
+    if graph is None or not graph.waiting:
+        return found
+    for place in open_ones:
+        rest = [one for one in found if one.odd]
+        ranks = frozenset(rank for one in rest for rank in one.odd)
+        if (played := play(case, graph, ranks, repair_of(case, rest))) is None or not played.held():
+            return found
+        for other in _others(case, found[place]):
+            tried = [other if one is found[place] else one for one in rest]
+            played = play(case, graph, ranks, repair_of(case, tried))
+            if played is not None and not played.held():
+                found[place] = other
+                break
+    return found
+
+
+def _is_open(difference: Difference) -> bool:
+    first = difference.first
+    if difference.comm.creates_groups:
+        return False
+    alone = len(difference.edits) == 1 and difference.order is None and not difference.item
+    return difference.decided and difference.replaced and not first.matched and alone
+
+
+def _others(case: Case, difference: Difference) -> list[Difference]:
+    """Return what else a difference may be, the nearer in the loop first."""
+    logs = case.logs(difference.comm.key)
+    odd = max((logs[one] for one in difference.odd), key=lambda log: log.calls)
+    peer = max((logs[one] for one in difference.peers), key=lambda log: log.calls)
+    rounds = left_out(odd, peer, difference.seq)
+    if rounds is not None and rounds.left and not _is_behind_the_loop(case, difference):
+        rounds = None
+    back, forward = distances(odd, peer, difference.seq)
+    extra = Edit(0, difference.first.inserted, 0, 0, 0)
+    if rounds is not None:
+        missing = Edit(0, 0, 0, rounds.calls, 0)
+    else:
+        missing = Edit(0, 0, 0, forward or difference.first.deleted, 0)
+    goes_on = rounds is not None and not rounds.rather_repeated
+    is_behind = rounds is None and forward > 0 and not 0 < back < forward
+    found = []
+    for edit in (missing, extra) if goes_on or is_behind else (extra, missing):
+        found.append(
+            replace(
+                difference,
+                edits=(edit,),
+                aligned=tuple(side_by_side(odd, peer, difference.seq, [edit])),
+                other=difference.first,
+                rounds=rounds if edit.deleted else None,
+            )
+        )
+    return found
+
+
+def _is_behind_the_loop(case: Case, difference: Difference) -> bool:
+    """Return whether a call comes after what its rank posted in a loop on all communicators."""
+    rank = case.run.by_rank[difference.odd[0]]
+    posted = difference.odd_call
+    loop = [
+        call
+        for log in rank.logs.values()
+        for call in log.span(max(log.first, log.calls - LOOP), log.calls + 1)
+        if 0 < posted.position - call.position <= LOOP
+    ]
+    return bool(loop) and may_follow(posted, loop)

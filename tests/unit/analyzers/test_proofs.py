@@ -1,0 +1,119 @@
+"""Each cause carries what its repair releases; one that leaves ranks waiting is told anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ncclscope.model import Finding
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+LOOP, PAIR = "train.py:8 step", "train.py:14 step"
+
+
+def cause(cluster: Cluster) -> Finding:
+    found = cluster.verdict().cause
+    assert found is not None
+    return found
+
+
+def test_a_call_in_place_of_another_is_repaired_where_it_differs(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post([0, 1, 3], "world", done=False)
+    cluster.post([2], "world", dtype="float16", done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.confidence) == ("dtype_mismatch", "certain")
+    proof = found.to_dict()["proof"]
+    (changed,) = proof["repair"]["calls"]
+    assert (changed["rank"], changed["seq"], changed["drop"], changed["add"]) == (2, 6, 1, 1)
+    assert changed["like"] in (0, 1, 3)
+    assert proof["releases"] == proof["of"] == 4
+    assert proof["rival"]["releases"] == 1
+
+
+def test_a_call_on_another_communicator_is_moved_there(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.history("tp:0", members=(2, 3))
+    cluster.post([0, 1], "world", done=False)
+    cluster.post([2], "world", "all_gather", done=False)
+    cluster.post([3], "tp:0", "all_gather", members=(2, 3), done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("comm_swap", (2,))
+    proof = found.to_dict()["proof"]
+    assert len(proof["repair"]["calls"]) == 2
+    assert proof["releases"] == proof["of"] == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"), [("train.py:12 step", "extra_call"), ("train.py:20 step", "missing_call")]
+)
+def test_a_rank_whose_peers_wait_for_more_posted_no_other_call_instead(
+    cluster_of: ClusterOf, line: str, kind: str
+) -> None:
+    """Rank 3 waits for rank 2 in their pair: another call of rank 2 would leave both waiting."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        cluster.post([0, 1, 2, 3], "world", site=LOOP)
+        for pair in ((0, 1), (2, 3)):
+            cluster.post(pair, f"pair:{pair[0]}", "all_gather", members=pair, site=PAIR)
+    cluster.post([0, 1, 2, 3], "world", site=LOOP)
+    cluster.post([0, 1], "pair:0", "all_gather", members=(0, 1), site=PAIR)
+    cluster.post([0, 1], "world", site=LOOP, done=False)
+    cluster.post([3], "pair:2", "all_gather", members=(2, 3), site=PAIR, done=False)
+    cluster.post([2], "world", "reduce_scatter", site=line, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks, found.confidence) == (kind, (2,), "likely")
+    assert found.comm is not None
+    assert (found.comm.label, found.seq) == ("world", 7)
+    proof = found.to_dict()["proof"]
+    assert proof["releases"] == proof["of"] == 4
+
+
+@pytest.mark.parametrize("late", [(2,), (2, 3)])
+def test_who_else_holds_the_others_up_is_a_cause_as_well(
+    cluster_of: ClusterOf, late: tuple[int, ...]
+) -> None:
+    """All wait for ranks that never came, before they come to the call in which rank 0 differs."""
+    cluster = cluster_of(6)
+    came = [rank for rank in range(6) if rank not in late]
+    cluster.history("world", backend="nccl")
+    cluster.post(came, "world", backend="nccl", done=False)
+    cluster.post(came[1:], "world", backend="nccl", done=False)
+    cluster.post([0], "world", "broadcast", root=0, backend="nccl", done=False)
+
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+
+    assert {(one.kind, one.diverging_ranks) for one in causes} == {
+        ("op_mismatch", (0,)),
+        *(("not_joined", (rank,)) for rank in late),
+    }
+    assert all((one.proof or {})["releases"] == (one.proof or {})["of"] for one in causes)
+
+
+def test_a_cause_that_does_not_account_for_all_that_waits_is_not_certain(
+    cluster_of: ClusterOf,
+) -> None:
+    """Ranks 4 and 5 wait for each other, whichever of them is wrong."""
+    cluster = cluster_of(6)
+    cluster.history("world", members=(0, 1, 2, 3))
+    for pair in ("a", "b"):
+        cluster.history(pair, members=(4, 5))
+    cluster.post([0, 1, 2], "world", members=(0, 1, 2, 3), done=False)
+    cluster.post([3], "world", "broadcast", root=0, members=(0, 1, 2, 3), done=False)
+    cluster.post([4], "a", members=(4, 5), done=False)
+    cluster.post([5], "b", members=(4, 5), done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks, found.confidence) == ("op_mismatch", (3,), "likely")
+    assert (found.proof or {})["releases"] == 4

@@ -9,9 +9,9 @@ from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import is_damaged
 from ncclscope.analysis.mismatch import PARAMETERS
-from ncclscope.analysis.processes.judgement import SENDERS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.habit import PAST
+from ncclscope.analysis.table import sender_of
 from ncclscope.analysis.unlogged import cut_short
 from ncclscope.analysis.waits.noted import doing
 from ncclscope.analysis.waits.pace import is_as_slow_as_ever
@@ -24,6 +24,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Call, DamagedCall, Finding, Rank, State
+from ncclscope.model.log import newest_of
 from ncclscope.model.unranked import unranked
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
@@ -213,16 +214,16 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
 
 
 def unless_idle(case: Case, finding: Finding) -> Finding:
-    """Return a finding about the root of a broadcast, as latent where it may wait for a request.
+    """Return a finding about a rank that others receive from, as latent if it may lack a request.
 
     In a server, one rank receives the requests and sends them to the others, which wait for that
-    most of the time. Whether the root should have received one is in no record.
+    most of the time. Whether it should have received one is in no record.
     """
     call, ranks = finding.peers, finding.diverging_ranks
     if finding.role != "cause" or finding.kind != "not_joined" or call is None:
         return finding
-    root = call.global_root
-    if call.op not in SENDERS or root is None:
+    root = None if finding.comm is None else sender_of(call, finding.comm)
+    if root is None:
         return finding
     pair = finding.comm.ranks if finding.comm is not None else ()
     if not ranks and len(pair) == 2 and root in {*pair} - case.waits.pending_calls.keys():
@@ -240,8 +241,8 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     return replace(
         finding,
         summary=(
-            f"{finding.summary.rstrip('.')}. It is the root of this {call.op}, and its process "
-            f"waits for input: a server without requests looks the same."
+            f"{finding.summary.rstrip('.')}. It sends what they receive in this {call.op}, and its "
+            f"process waits for input: a server without requests looks the same."
         ),
         diverging_ranks=(),
         candidate_ranks=ranks,
@@ -262,6 +263,13 @@ def _waits_for_input(case: Case, rank: Rank) -> bool:
 
 def _is_repeated(case: Case, call: Call) -> bool:
     """Return whether the ranks that wait in a call were in such calls from this line before."""
+    if call.op == "recv":
+        posted = [rank.p2p.get(call.comm, ()) for rank in case.run.ranks]
+        own = [one for calls in posted if call in calls[-1:] for one in newest_of(calls, PAST)]
+        same = [
+            one for one in own if (one.op, one.peer, one.site) == (call.op, call.peer, call.site)
+        ]
+        return len(same) > _AGAIN
     pending = [one for one in case.waits.all_pending if one.call.comm == call.comm]
     if not pending:
         return False

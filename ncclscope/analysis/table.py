@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ncclscope.analysis.processes.judgement import SENDERS
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.device import DeviceProgress
 from ncclscope.model.unranked import Unranked
@@ -83,6 +84,13 @@ class Row:
             "window": self.rank.window,
             "comms": {label: cell.to_dict() for label, cell in self.cells.items()},
         }
+
+
+def sender_of(call: Call, comm: Communicator) -> int | None:
+    """Return the rank from which those that wait in a call receive; None where that is not one."""
+    if call.op == "recv":
+        return peer_of(call, comm)
+    return call.global_root if call.op in SENDERS else None
 
 
 def peer_of(call: Call, comm: Communicator) -> int | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope import procfs
-from ncclscope.analysis.processes.judgement import SENDERS
 from ncclscope.analysis.processes.motion import waits_for_requests
+from ncclscope.analysis.table import sender_of
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model import Finding, Rank, Run
@@ -88,12 +88,13 @@ def with_waiting_root(run: Run, verdict: Verdict) -> Run | None:
 
 
 def _root(run: Run, finding: Finding) -> Rank | None:
-    """Return the living root of a broadcast that a finding is about; None for other findings."""
-    call = finding.peers
-    if call is None or call.op not in SENDERS or call.global_root is None:
+    """Return the living rank that others receive from, if a finding is about it."""
+    call, comm = finding.peers, finding.comm
+    sender = None if call is None or comm is None else sender_of(call, comm)
+    if sender is None:
         return None
     named = (*finding.diverging_ranks, *finding.candidate_ranks)
-    rank = run.by_rank.get(call.global_root)
+    rank = run.by_rank.get(sender)
     return rank if rank is not None and rank.alive and rank.rank in named else None
 
 

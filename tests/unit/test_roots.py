@@ -42,4 +42,31 @@ def test_an_idle_server_on_a_group_is_no_hang(tmp_path: Path) -> None:
     verdict = diagnose(replace(run, ranks=tuple(ranks)))
 
     assert verdict.cause is None
-    assert "It is the root of this broadcast" in str(verdict.findings[0].summary)
+    assert (verdict.findings[0].kind, verdict.findings[0].role) == ("not_joined", "latent")
+
+
+def test_an_idle_pipeline_is_no_hang(tmp_path: Path) -> None:
+    """The first stage waits for requests, and the others for what it sends."""
+    cluster = Cluster(tmp_path, 3)
+    for _ in range(4):
+        cluster.post((0,), "world", "send", peer=1)
+        cluster.post((1,), "world", "recv", peer=0)
+        cluster.post((1,), "world", "send", peer=2)
+        cluster.post((2,), "world", "recv", peer=1)
+    cluster.post((1,), "world", "recv", peer=0, done=False)
+    cluster.post((2,), "world", "recv", peer=1, done=False)
+    run = cluster.run(quiet=40.0)
+    ranks = [
+        replace(
+            rank,
+            alive=True,
+            last_seen_ns=max(c.time_ns or 0 for c in rank.last_transfers().values()) + 40 * 10**9,
+            details={**rank.details, **({"waits_for_input": True} if rank.rank == 0 else {})},
+        )
+        for rank in run.ranks
+    ]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.cause is None
+    assert verdict.status == "unknown"

@@ -81,7 +81,7 @@ def unless_idle(
         waiting: Ranks that wait for their peers.
         elsewhere: Ranks that wait for none.
     """
-    if {motion.op for motion in waiting} - SENDERS or len(elsewhere) != 1:
+    if {motion.op for motion in waiting} - {*SENDERS, "recv"} or len(elsewhere) != 1:
         return found
     if not elsewhere[0].may_be_idle:
         return found

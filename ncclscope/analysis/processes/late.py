@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
+from ncclscope.analysis.precedence import as_consequence
 from ncclscope.analysis.processes.motion import read_motions, seen_at
 from ncclscope.analysis.reservations import WAITS
 from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.waits.noted import doing
 from ncclscope.analysis.wording import (
     call_text,
@@ -25,6 +27,7 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import CPU
+from ncclscope.model.signature import P2P_OPS
 
 LATE = "late"
 """The kind of a finding about ranks at work for which others wait."""
@@ -45,6 +48,9 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         case: The case.
         findings: The findings.
     """
+    late = _awaited_in_all(case, findings)
+    if late is not None:
+        return [late, *(as_consequence(one) for one in findings)]
     found = [_late(case, one) for one in findings]
     if any(one.role == "cause" and one.kind != LATE for one in found):
         return [
@@ -52,6 +58,46 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
             for one in found
         ]
     return found
+
+
+def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
+    """Return a finding about ranks at work in which each chain of waiting ends, transfers as well.
+
+    None where ranks wait in collectives alone, about which there are findings of each call.
+    """
+    causes = [one for one in findings if one.role == "cause"]
+    if not causes or any(one.kind not in (*WAITS, "p2p_mismatch") for one in causes):
+        return None
+    graph = wait_graph(case)
+    ends, calls = graph.sinks, [wait.call for wait in graph.waits]
+    shares = {rank: share_of_core(case, rank) for rank in ends}
+    if not ends or None in shares.values() or not any(call.op in P2P_OPS for call in calls):
+        return None
+    if graph.unfit or graph.abnormal or graph.released(ends) != graph.waiting.keys():
+        return None
+    first = min((wait for wait in graph.waits if wait.awaited & ends), key=lambda wait: wait.rank)
+    comm = case.run.communicators[first.call.comm]
+    absent, waiting = sorted(ends), sorted(graph.waiting)
+    who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+    at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
+    return Finding(
+        kind=LATE,
+        summary=(
+            f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late: {ranks_text(waiting)} "
+            f"{verb(waiting, 'wait')}, rank {first.rank} in {call_text(first.call)} on "
+            f"{comm_text(comm)}. {at or 'It is at work'}, or in an endless loop."
+        ),
+        comm=comm,
+        seq=None,
+        diverging_ranks=tuple(absent) if len(absent) == 1 else (),
+        candidate_ranks=() if len(absent) == 1 else tuple(absent),
+        peers=first.call,
+        confidence="likely" if len(absent) == 1 else "ambiguous",
+        role="cause",
+        analyzer="late",
+        evidence=tuple(f"rank {rank} uses {share:.0%} of a core" for rank, share in shares.items()),
+        inferred=(f"{ranks_text(absent)} may still come to the call",),
+    )
 
 
 def _late(case: Case, finding: Finding) -> Finding:

@@ -120,7 +120,7 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
         held=still,
         rival=rival,
         unexplained=tuple(sorted(left)),
-        missing=played.missing() if still else frozenset(),
+        missing=played.missing() & graph.sinks if still else frozenset(),
     )
 
 

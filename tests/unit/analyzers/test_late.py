@@ -76,6 +76,20 @@ def test_a_rank_that_its_only_peer_waits_for_is_late(cluster_of: ClusterOf) -> N
     assert named(cluster.verdict()) == ("unknown", "late", (1,), "likely")
 
 
+def test_a_rank_from_which_a_peer_receives_is_late(cluster_of: ClusterOf) -> None:
+    """It was a mismatch of both, and the one that waits a candidate."""
+    cluster = cluster_of(3)
+    cluster.history()
+    for _ in range(4):
+        cluster.post([0], "tp:0", "send", peer=1)
+        cluster.post([1], "tp:0", "recv", peer=0)
+    cluster.post([1], "tp:0", "recv", peer=0, done=False)
+    cluster.post([2], "tp:0", done=False)
+    works(cluster, 0, 55.0)
+
+    assert named(cluster.verdict()) == ("unknown", "late", (0,), "likely")
+
+
 def test_most_ranks_at_work_may_be_right_that_the_call_is_not_due(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     wait_for(cluster, 1, 2, 3)

@@ -25,6 +25,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.engine.graph import WaitGraph
+from ncclscope.engine.repair import MOST_RANKS
 from ncclscope.model import Call, Finding, Rank
 from ncclscope.model.signature import P2P_OPS
 
@@ -43,15 +44,16 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     causes = [one for one in findings if one.role == "cause"]
-    if any(one.comm is None for one in causes):
+    differ = causes and not any(map(_is_wait, causes))
+    if any(one.comm is None for one in causes) or (differ and len(case.run.ranks) > MOST_RANKS):
         return list(findings)
     graph = wait_graph(case)
     if not causes:
         found = [*_gone(case, graph), *findings]
-    elif any(map(_is_wait, causes)):
-        found = _accounted(case, graph, _without_redundant(graph, findings))
-    else:
+    elif differ:
         found = list(findings)
+    else:
+        found = _accounted(case, graph, _without_redundant(graph, findings))
     return _proved(case, graph, found)
 
 

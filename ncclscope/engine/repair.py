@@ -11,10 +11,12 @@ from ncclscope.model import Call, Rank, Run
 from ncclscope.model.log import CallLog, made_before
 from ncclscope.model.memory import ListLog
 
-BEFORE = 64
+BEFORE = 4
 """Calls before the first change that are kept."""
-MOST = 4096
+MOST = 512
 """Calls from the first change on up to which a history is repaired."""
+MOST_RANKS = 8
+"""Ranks of a job whose calls are played again: those around the change are read of each rank."""
 COMMS = 64
 """Communicators by whose calls the place of a call in a rank's stream is found."""
 
@@ -54,8 +56,10 @@ def repaired(run: Run, changes: Mapping[int, Sequence[Change]]) -> Run | None:
         changes: The changes of each rank, those on a communicator in order.
 
     Returns:
-        None where calls in question are overwritten, or too many.
+        None where calls in question are overwritten, or too many, and for more than MOST_RANKS.
     """
+    if changes and len(run.ranks) > MOST_RANKS:
+        return None
     ranks = []
     for rank in run.ranks:
         logs, device = dict(rank.logs), dict(rank.device)

@@ -95,8 +95,8 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
         causes: The causes.
 
     Returns:
-        None where no rank is known to wait, where a cause names no rank, and where the calls in
-        question are overwritten, or too many to be played again.
+        None where no rank is known to wait, and where a cause names no rank. Where the calls in
+        question cannot be played again, their ranks are supposed to behave as their peers expect.
     """
     ranks = frozenset(rank for one in causes for rank in one.diverging_ranks)
     if not graph.waiting or not ranks or not all(one.diverging_ranks for one in causes):
@@ -109,7 +109,8 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
             changes[swap.rank] = (*own, *_moved(case, swap.rank, swap.fewer.key, swap.count))
     played = play(case, graph, ranks, changes)
     if played is None:
-        return None
+        changes = {}
+        played = Played(frozenset(graph.waiting), graph, ranks, frozenset())
     still = played.held()
     rival = graph.nearest(ranks)
     left = graph.abnormal if rival is None else graph.abnormal - {rival[0]}

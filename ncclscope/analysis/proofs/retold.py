@@ -16,6 +16,7 @@ from ncclscope.analysis.sequences.align import side_by_side
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.waits.graph import wait_graph
+from ncclscope.engine.repair import MOST_RANKS
 from ncclscope.engine.rounds import distances, left_out, may_follow
 
 LOOP = 64
@@ -31,7 +32,7 @@ def retold(case: Case, differences: Sequence[Difference]) -> list[Difference]:
     """
     found = list(differences)
     open_ones = [place for place, one in enumerate(found) if _is_open(one)]
-    graph = wait_graph(case) if open_ones else None
+    graph = wait_graph(case) if open_ones and len(case.run.ranks) <= MOST_RANKS else None
     if graph is None or not graph.waiting:
         return found
     for place in open_ones:

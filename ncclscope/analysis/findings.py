@@ -164,7 +164,10 @@ def from_difference(
         did = "extra" if difference.other.inserted else "missing"
         count = difference.other.inserted or difference.other.deleted
         rest = "" if difference.replaced else ", with more calls unmatched at the end"
-        thoughts.append(f"{plural(count, f'{did} call')} would fit as well{rest}")
+        if difference.other.inserted and difference.other.deleted:
+            thoughts.append("one call in place of another would fit the calls here as well")
+        else:
+            thoughts.append(f"{plural(count, f'{did} call')} would fit as well{rest}")
     if decided and _follows_equal_calls(case, difference):
         thoughts.append(
             f"{ranks_text(difference.odd)} may have posted another number of the equal calls "

@@ -80,7 +80,9 @@ class Proof:
         if changed := sorted(self.changes):
             calls = sum(max(one.drop, one.add) for some in self.changes.values() for one in some)
             whose = "its" if len(changed) == 1 else "their"
-            did.append(f"{ranks_text(changed)} had posted {plural(calls, 'call')} as {whose} peers")
+            did.append(
+                f"{ranks_text(changed)} had posted {plural(calls, 'call')} as {whose} peers did"
+            )
         rival = self.rival
         nearest = "" if rival is None else f"; with rank {rival[0]} instead, {rival[1]} of {of}"
         return f"if {' and '.join(did)}, {counts} {then}{nearest}"
@@ -167,11 +169,11 @@ def play(
     Returns:
         None where the calls in question cannot be played again.
     """
-    run = repaired(case.run, changes)
-    if run is None:
-        return None
     after = graph
     if changes:
+        run = repaired(case.run, changes)
+        if run is None:
+            return None
         after = wait_graph(
             Case(run, stall_seconds=case.stall_seconds, live_stall_seconds=case.live_stall_seconds)
         )

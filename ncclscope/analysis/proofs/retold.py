@@ -1,4 +1,4 @@
-"""Tell a difference as another one where its repair leaves ranks waiting, and another's does not.
+"""Replace a difference whose repair leaves ranks waiting by another one whose repair does not.
 
 One call in place of another, behind which nothing is posted, may be that, or a call too many, or
 calls left out. Where a rank posted another call instead, its peers wait for nothing else of it. If
@@ -24,7 +24,7 @@ LOOP = 64
 
 
 def retold(case: Case, differences: Sequence[Difference]) -> list[Difference]:
-    """Return differences, those told anew whose repair does not release all that waits.
+    """Return differences, with another in place of each whose repair leaves ranks waiting.
 
     Args:
         case: The case.

@@ -1,4 +1,4 @@
-"""Each cause carries what its repair releases; one that leaves ranks waiting is told anew."""
+"""Each cause carries what its repair releases, and another story replaces one that fails."""
 
 from __future__ import annotations
 

@@ -20,9 +20,12 @@ from tests.corpus.runner.misses import MISSES, is_expected
 from tests.corpus.runner.questions import HEALTHY, WAYS, answerable, ask
 from tests.corpus.runner.score import FAIR, NO_ANSWER, NO_HANG, SCORES, describe, score
 from tests.corpus.runner.truth import PROGRAMS, Program
+from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
 
 __all__ = ["main"]
 
+_SETS = {"programs": PROGRAMS, "strangers": STRANGERS}
+_KNOWN = PROGRAMS | STRANGERS
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 
@@ -30,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the programs that are named and return 1 when an answer is not what is expected."""
     parser = argparse.ArgumentParser(prog="tests.corpus programs", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs (default: all)")
+    parser.add_argument(
+        "--set", choices=_SETS, default="programs", help="of programs, where none is named"
+    )
     parser.add_argument(
         "--way", action="append", choices=[HEALTHY, *WAYS], help="of asking (default: all)"
     )
@@ -48,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended as well
     for name in options.names:
-        if name not in PROGRAMS:
+        if name not in _KNOWN:
             parser.error(f"no program is called {name}")
     keep = options.keep or Path(tempfile.mkdtemp(prefix="corpus-answers-"))
     ways = options.way or [HEALTHY, *WAYS]
-    programs = [PROGRAMS[name] for name in options.names or PROGRAMS]
+    programs = [_KNOWN[name] for name in options.names or _SETS[options.set]]
     if not options.table:
         wanted = frozenset(SCORES)
         if options.known:
@@ -173,7 +179,7 @@ def table(answers: Sequence[dict[str, Any]], ways: Sequence[str]) -> Iterator[st
 def failures(answers: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each answer that is not fair, with the right one, or is no miss any more."""
     for answer in answers:
-        program = PROGRAMS[answer["program"]]
+        program = _KNOWN[answer["program"]]
         miss = MISSES.get((program.name, answer["way"]))
         if answer["score"] in FAIR:
             if miss and miss.always:

@@ -25,7 +25,7 @@ from tests.corpus.runner.truth import Program
 __all__ = ["ENDED", "MOVING", "STILL", "Job", "running"]
 
 ROOT = Path(__file__).parents[3]
-SOURCES = Path(__file__).parents[1] / "programs"
+SOURCES = Path(__file__).parents[1]
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STILL, ENDED, MOVING = "still", "ended", "moving"
 _ACTIVE = 0.8
@@ -80,7 +80,7 @@ class Job:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         interpreter = python or sys.executable
         mode = "faulty" if faulty else "healthy"
-        source = [str(SOURCES / f"{program.name}.py")]
+        source = [str(SOURCES / program.folder / f"{program.name}.py")]
         if nccl:
             source = [str(LAUNCHER.with_name("on_nccl.py")), *source]
             environment |= {"NCCL_NVLS_ENABLE": "0", SHARED: "1"}

@@ -46,6 +46,7 @@ class Program:
         launch: ``plain`` or ``torchrun``.
         needs: Modules that have to be importable.
         also: Other sets of ranks that are right as well.
+        folder: Where it lies, below ``tests/corpus``.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Program:
     launch: str = "plain"
     needs: tuple[str, ...] = ()
     also: tuple[tuple[int, ...], ...] = field(default=())
+    folder: str = "programs"
 
     def fair(self, way: str) -> frozenset[int]:
         """Return the ranks among which an undecided verdict may place the mistake."""

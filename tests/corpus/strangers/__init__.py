@@ -1,0 +1,1 @@
+"""Programs whose truth was written by somebody who does not know how verdicts come about."""

@@ -11,7 +11,9 @@ from tests.corpus.runner.job import SOURCES
 from tests.corpus.runner.misses import MISSES, is_expected
 from tests.corpus.runner.questions import WAYS
 from tests.corpus.runner.score import FAIR, SCORES, score
-from tests.corpus.runner.truth import PROGRAMS
+from tests.corpus.runner.truth import PROGRAMS, Program
+from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
+from tests.corpus.strangers.truth import STORIES
 
 
 def document(
@@ -31,11 +33,19 @@ def document(
     }
 
 
-def test_each_program_has_a_truth() -> None:
-    assert sorted(PROGRAMS) == sorted(path.stem for path in (SOURCES / "programs").glob("*.py"))
+@pytest.mark.parametrize("programs", [PROGRAMS, STRANGERS])
+def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
+    (folder,) = {program.folder for program in programs.values()}
+    assert sorted(programs) == sorted(path.stem for path in (SOURCES / folder).glob("*.py"))
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda program: program.name)
+def test_each_stranger_that_hangs_has_a_story() -> None:
+    assert set(STORIES) == {name for name, program in STRANGERS.items() if program.hangs}
+
+
+@pytest.mark.parametrize(
+    "program", [*PROGRAMS.values(), *STRANGERS.values()], ids=lambda program: program.name
+)
 def test_truth_speaks_of_ranks_of_the_job(program: Any) -> None:
     named = {*program.ranks, *program.undecided, *program.undecided_untraced, *program.busy}
     assert named <= set(range(program.world))

@@ -24,12 +24,13 @@ from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
 from ncclscope.attach.host.queues import with_queues
-from ncclscope.attach.host.sockets import lost_peers, socket_source
+from ncclscope.attach.host.sockets import accepted, lost_peers, socket_source
 from ncclscope.attach.kinship import engines_of
 from ncclscope.attach.processes import Placed, describe, find_workers, give_ranks, left_out
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
+from ncclscope.attach.stacks import with_loops
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
@@ -144,6 +145,8 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         answer, ras_source = _ras_answer(after, address, pids)
         answer_before = _ras_answer(before, address, pids)[0]
     reader.close()
+    looped = {pid: with_loops(pid, stacks) for pid, stacks in samples[-1].stacks.items()}
+    samples[-1] = replace(samples[-1], stacks=looped)
     last, native_source = _native(options, samples[-1], pids)
     samples[-1] = last
     sources = [*native_source, *_flight_recorder(options, placed)]
@@ -151,8 +154,14 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         every, rings = _read_rings(files)
         recorded = None if every is None else _sampled(every, pids)
     kernel, kernel_source = read_kernel_log(options.kernel_log)
+    meeting = accepted({one.candidate.pid: one.rank for one in placed})
     workers = tuple(
-        replace(_worker(one, samples), lost_peers=lost_peers(one.candidate.pid)) for one in placed
+        replace(
+            _worker(one, samples),
+            lost_peers=lost_peers(one.candidate.pid),
+            accepted=meeting.get(one.candidate.pid, ()),
+        )
+        for one in placed
     )
     dumps = tuple(Path(source.state) for source in sources if source.name == "dump")
     snapshot = Snapshot(

@@ -2,8 +2,9 @@
 
 ``py-spy dump --nonblocking`` reads the memory of a process and neither stops it nor runs
 code in it. A stack that changes during the read may be inconsistent; two equal samples rule
-that out. Of local variables, only integers named like loop counters are kept, since they
-show how far a loop is; all other values are dropped at once.
+that out. Of local variables, integers named like loop counters are kept, since they show how
+far a loop is, and in frames of torch.distributed the peer of a transfer and whether a process
+group is given; all other values are dropped at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.attach.limited import run_limited
-from ncclscope.attach.source_lines import called_names
+from ncclscope.attach.source_lines import called_names, loop_around
 from ncclscope.model import sites
 from ncclscope.model.snapshot import NO_PERMISSION, Frame, Stacks, Thread
 from ncclscope.untrusted import number, parse, printable
@@ -30,6 +31,9 @@ AT_ONCE = 8
 
 _OWN = re.compile(r"(?:^|/)(?:ncclscope_patches|ncclscope/(?:tracing|guard))/")
 """Frames of ncclscope's own probes, which are no part of the program."""
+_C10D = re.compile(r"(?:^|/)torch/distributed/(?:distributed_c10d|c10d_logger)\.py$")
+_GROUP = re.compile(r"\bProcessGroup\w* at ")
+_LONGEST_RANK = 8
 _MOST_FRAMES = 1000
 _MOST_LINES = 1 << 31
 _COUNTER = re.compile(
@@ -121,6 +125,28 @@ def parse_dump(data: bytes) -> Stacks:
     return Stacks(tuple(found))
 
 
+def with_loops(pid: int, stacks: Stacks) -> Stacks:
+    """Add the loops that the lines of the user's program are in.
+
+    Args:
+        pid: The process.
+        stacks: Its stacks.
+    """
+    return Stacks(
+        tuple(
+            replace(
+                thread,
+                frames=tuple(
+                    one if one.installed else replace(one, loop=loop_around(pid, one.path, one.line))
+                    for one in thread.frames
+                ),
+            )
+            for thread in stacks.threads
+        ),
+        stacks.error,
+    )
+
+
 def _with_calls(pid: int, stacks: Stacks) -> Stacks:
     """Add the names that its source line calls to the innermost frame of each thread.
 
@@ -141,30 +167,58 @@ def _called(pid: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return (*frames[:last], one, *frames[last + 1 :])
 
 
+def _group(variables: Mapping[str, str]) -> str:
+    """Return whether a call of torch.distributed names a process group: ``default`` or ``given``.
+
+    The function replaces None by the default group, but its logger has the arguments as passed.
+
+    Args:
+        variables: Local variables of a frame of torch.distributed, as py-spy prints them.
+    """
+    if "args" in variables and "kwargs" in variables:
+        passed = f"{variables['args']} {variables['kwargs']}"
+        if _GROUP.search(passed):
+            return "given"
+        return "" if "..." in passed else "default"
+    return "default" if variables.get("group") == "None" else ""
+
+
+def _peers(variables: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the rank that a frame of torch.distributed sends to or receives from."""
+    ranks = [value for name in ("src", "dst") if (value := variables.get(name, "")).isdecimal()]
+    return tuple(int(value) for value in ranks if len(value) < _LONGEST_RANK)
+
+
 def _frame(frame: Any) -> Frame:
     if not isinstance(frame, dict):
         raise ValueError("a frame is not an object")
     path = printable(str(frame.get("filename") or ""))
     file = printable(str(frame.get("short_filename") or path or "?"))
+    listed = frame.get("locals")
+    variables = {
+        str(one.get("name")): str(one.get("repr"))
+        for one in (listed if isinstance(listed, list) else ())
+        if isinstance(one, dict)
+    }
+    is_c10d = bool(_C10D.search(file))
     return Frame(
         function=printable(str(frame.get("name") or "?")),
         file=file,
         line=number(frame.get("line"), _MOST_LINES),
-        counters=_counters(frame.get("locals")),
+        counters=_counters(variables),
         path=path,
         installed=sites.role(path) != sites.OWN if path else None,
+        group=_group(variables) if is_c10d else "",
+        peers=_peers(variables) if is_c10d else (),
     )
 
 
-def _counters(variables: Any) -> dict[str, int]:
-    counters = {}
-    for variable in variables if isinstance(variables, list) else ():
-        if not isinstance(variable, dict):
-            continue
-        name, value = str(variable.get("name")), str(variable.get("repr"))
-        if _COUNTER.fullmatch(name) and value.isdecimal() and len(value) < 16:
-            counters[printable(name)] = int(value)
-    return counters
+def _counters(variables: Mapping[str, str]) -> dict[str, int]:
+    return {
+        printable(name): int(value)
+        for name, value in variables.items()
+        if _COUNTER.fullmatch(name) and value.isdecimal() and len(value) < 16
+    }
 
 
 def _reason(errors: str) -> str:

@@ -28,6 +28,11 @@ class Frame:
         installed: Whether the file belongs to an installed package or to the standard library;
             None where that is not known.
         calls: Names that the source line calls, such as ``work.wait``; for innermost frames only.
+        group: Of a frame of torch.distributed: ``default`` if its arguments name no process group,
+            ``given`` if they do; empty where that is not known.
+        peers: Of a frame of torch.distributed: the rank in its argument ``src`` or ``dst``.
+        loop: Of a frame of the user's program: the first and the last line of the outermost loop
+            in the function that the line is in; empty where it is in none, or not known.
     """
 
     function: str
@@ -37,6 +42,9 @@ class Frame:
     path: str = ""
     installed: bool | None = None
     calls: tuple[str, ...] = ()
+    group: str = ""
+    peers: tuple[int, ...] = ()
+    loop: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -138,6 +146,8 @@ class Worker:
         stacks: Samples of its threads, oldest first.
         host: Host name; empty where the snapshot is of one host.
         lost_peers: Connections whose other side does not answer, one line each.
+        accepted: For each port that it listens on: the ranks whose connections it has accepted
+            there, -1 for any other process. Ports without connections are left out.
     """
 
     pid: int
@@ -153,6 +163,7 @@ class Worker:
     stacks: tuple[Stacks, ...] = ()
     host: str = ""
     lost_peers: tuple[str, ...] = ()
+    accepted: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

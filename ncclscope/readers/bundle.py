@@ -251,4 +251,7 @@ _SPECIAL: dict[tuple[type, str], Callable[[Any], Any]] = {
     (RasAnswer, "text"): lambda value: value if isinstance(value, str) else "",
     (RasRank, "async_error"): lambda value: integer(value) or 0,
     (Snapshot, "node"): lambda value: "",  # that of the folder
+    (Worker, "accepted"): lambda value: tuple(
+        tuple(map(rank_number, _list(peers))) for peers in _list(value)
+    ),
 }

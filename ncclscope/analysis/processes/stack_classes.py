@@ -172,6 +172,15 @@ def divergence_of(odd: Motion, peers: Motion) -> str | None:
     return f"in {mine.name} of {mine.base}, at lines {mine.line} and {other.line}"
 
 
+def has_left_loop(one: Motion, other: Motion) -> bool:
+    """Return whether a rank is behind a loop, in the same call of a function, that another is in."""
+    depth = common_depth(one.frames, other.frames)
+    if not _diverges_at(one.frames, other.frames, depth):
+        return False
+    loop = other.frames[depth - 1].loop
+    return bool(loop) and loop[-1] < one.frames[depth - 1].line
+
+
 def _diverges_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> bool:
     return depth > 0 and ours[depth - 1].line != theirs[depth - 1].line
 

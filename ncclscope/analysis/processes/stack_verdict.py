@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ncclscope.analysis.processes.ended import judge_gone, judge_stopped, judge_unread
 from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
+from ncclscope.analysis.processes.groups import groups_of, within_groups
 from ncclscope.analysis.processes.judgement import (
     HANG_SECONDS,
     LONG_GAP,
@@ -39,6 +40,8 @@ _FROM_ANY = frozenset({"wait", "store"})
 """Waits that one peer ends, which need not be in the same call."""
 _STUCK = frozenset({"lock", "file", "socket", "data", "child"})
 """Waits that do not occur in an idle job."""
+_OUTSIDE = _STUCK | {"poll", "sleep"}
+"""Waits for something outside of the job."""
 _SHARED = 2
 _MAIN = "MainThread"
 
@@ -72,12 +75,15 @@ def judge_stacks(
         return judge_unread(by["unread"], waiting, elsewhere, gap)
     world = max(motion.worker.world_size for motion in motions)
     unseen = max(0, world - len(motions))
-    if waiting and elsewhere:
+    if not waiting:
+        return _nobody_waits(elsewhere, gap)
+    if elsewhere:
         late = unless_late(_not_joined(waiting, elsewhere, gap, unseen), gap)
-        return unless_idle(late, waiting, elsewhere)
-    if waiting:
-        return _apart(waiting, gap, unseen)
-    return _nobody_waits(elsewhere, gap)
+        found: Judgement | None = unless_idle(late, waiting, elsewhere)
+    else:
+        found = _apart(waiting, gap, unseen)
+    groups = groups_of([motion.worker for motion in motions])
+    return None if found is None else within_groups(found, motions, groups)
 
 
 def _late(
@@ -150,7 +156,9 @@ def _not_joined(
         summary = f"{sentence(places)}, {_relation(outside, inside)} {waiting_text(inside)}."
         return _named(_missing_kind(waiting), summary, outside, inside, evidence)
     ops = {motion.op for motion in waiting}
-    if few + unseen < many and len(ops) == 1 and not ops & (_MESSAGES | {None}):
+    # Those that wait outside of the job may have the others wait, whatever their number.
+    stuck = any(motion.waits in _OUTSIDE for motion in elsewhere)
+    if few + unseen < many and len(ops) == 1 and not (stuck or ops & (_MESSAGES | {None})):
         summary = (
             f"{sentence(waiting_text(inside))}, which most ranks have not joined: "
             f"{'; '.join(place_text(group) for group in outside[:3])}."
@@ -229,7 +237,9 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
     if group.motion.op is None:
         return None
     rounds = _rounds(group)
-    odd = tuple(rounds) if 2 * len(rounds) < len(group.ranks) else ()
+    # A transfer that is a step ahead has been completed by one peer, as in any pipeline.
+    is_shared = group.motion.op not in _MESSAGES | _FROM_ANY
+    odd = tuple(rounds) if is_shared and 2 * len(rounds) < len(group.ranks) else ()
     kind = "init_stalled" if group.motion.op in INIT_OPS else "stalled"
     if odd:
         ahead = all(found.ahead for found in rounds.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ _MOST_BYTES = 1 << 22
 _SHOWN = 8
 _ESTABLISHED, _SYN_SENT, _CLOSE_WAIT, _LISTEN = 1, 2, 8, 10
 _MANY_RETRIES = 3
+_Accepted = tuple[tuple[int, ...], ...]
 _INODE = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -53,6 +54,41 @@ def lost_peers(pid: int, proc: Path = Path("/proc")) -> tuple[str, ...]:
     listening = {one.local[1] for one in table if one.state == _LISTEN}
     lines = (_line(one, listening) for one in table if one.inode in inodes)
     return tuple(dict.fromkeys(line for line in lines if line))[:_SHOWN]
+
+
+def accepted(ranks: Mapping[int, int], proc: Path = Path("/proc")) -> dict[int, _Accepted]:
+    """Return whose connections each process has accepted, for each port that it listens on.
+
+    gloo listens on a port of its own for each process group, and keeps its connections.
+
+    Args:
+        ranks: The ranks of this host, by pid.
+        proc: Mount point of procfs.
+
+    Returns:
+        The peers' ranks by port, -1 for other processes, as `Worker.accepted` has them, by pid.
+    """
+    tables: dict[int, list[_Connection]] = {}
+    for pid in ranks:
+        home = proc / str(pid)
+        inodes = _inodes(home)
+        table = [*_connections(home / "net/tcp"), *_connections(home / "net/tcp6")]
+        tables[pid] = [one for one in table if one.inode in inodes]
+    owner = {
+        (one.local, one.remote): ranks[pid]
+        for pid, table in tables.items()
+        for one in table
+        if one.state == _ESTABLISHED
+    }
+    return {pid: _accepted(table, owner) for pid, table in tables.items()}
+
+
+def _accepted(table: Sequence[_Connection], owner: Mapping[object, int]) -> _Accepted:
+    ports = {one.local[1]: [] for one in table if one.state == _LISTEN}  # type: dict[int, list[int]]
+    for one in table:
+        if one.state == _ESTABLISHED and one.local[1] in ports:
+            ports[one.local[1]].append(owner.get((one.remote, one.local), -1))
+    return tuple(tuple(sorted(peers)) for _, peers in sorted(ports.items()) if peers)
 
 
 def socket_source(workers: Sequence[Worker]) -> Source:

@@ -137,7 +137,9 @@ def with_loops(pid: int, stacks: Stacks) -> Stacks:
             replace(
                 thread,
                 frames=tuple(
-                    one if one.installed else replace(one, loop=loop_around(pid, one.path, one.line))
+                    one
+                    if one.installed
+                    else replace(one, loop=loop_around(pid, one.path, one.line))
                     for one in thread.frames
                 ),
             )

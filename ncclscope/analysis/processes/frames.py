@@ -47,6 +47,7 @@ _SPELLINGS = {
 }
 INIT_OPS = frozenset({"init_process_group", "new_group", "store"})
 """Operations that all members must join, too, and in which backends poll while they wait."""
+TRANSFERS = frozenset({"send", "recv"})
 POSTED_BY_CPP = frozenset({"backward", "forward"})
 """Functions below which the reducer of DistributedDataParallel posts collectives."""
 COLLECTIVES = {

@@ -1,7 +1,8 @@
 """Weigh a verdict from stacks by the process groups in which the ranks may wait.
 
 A rank that waits in a call of a smaller group waits for the members of that group, wherever all
-other ranks are. Stacks show whether a call names a group, and connections show which groups exist.
+other ranks are. Stacks show whether a call names a group, or a peer, and connections show which
+groups exist.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.processes.frames import INIT_OPS
+from ncclscope.analysis.processes.frames import INIT_OPS, TRANSFERS
 from ncclscope.analysis.processes.judgement import Judgement
 from ncclscope.analysis.processes.motion import Motion
 from ncclscope.analysis.processes.stack_classes import has_left_loop
@@ -24,6 +25,9 @@ Group = frozenset[int]
 _C10D = re.compile(r"(?:^|/)torch/distributed/")
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
 _DEFAULT, _GIVEN = "default", "given"
+_OF_NO_GROUP = frozenset({"wait", "store", "p2p"})
+"""Waits whose group the stack does not show."""
+_MOST_RANKS = 256
 
 
 def groups_of(workers: Sequence[Worker]) -> frozenset[Group] | None:
@@ -62,10 +66,11 @@ def groups_of(workers: Sequence[Worker]) -> frozenset[Group] | None:
 def within_groups(
     found: Judgement, motions: Sequence[Motion], groups: frozenset[Group] | None
 ) -> Judgement:
-    """Return a judgement by a majority of all ranks, unless a smaller group decides otherwise.
+    """Return a judgement by a majority of all ranks, unless smaller groups decide otherwise.
 
     A rank is named only where it is in a minority of each group in which it may wait; otherwise the
-    other members of the group are candidates, too.
+    other members of the group are candidates, too. Where nobody is named, only those are candidates
+    in whom all chains of waiting end.
 
     Args:
         found: The judgement.
@@ -73,49 +78,103 @@ def within_groups(
         groups: The process groups; None where they are not known.
     """
     by_rank = {motion.rank: motion for motion in motions}
-    apart = found.diverging or found.candidates
-    if not apart or not {*apart} < by_rank.keys():
+    apart = frozenset(found.diverging or found.candidates)
+    if not apart or not apart <= by_rank.keys():
         return found
-    added = {
-        rank
-        for number in apart
-        for group in _groups_of_call(by_rank[number], by_rank, apart, groups)
-        if 2 * len(group.intersection(apart)) >= len(group)
-        for rank in group.difference(apart)
-    }
+    if apart == by_rank.keys():
+        return _narrowed(found, by_rank, groups)
+    added: set[int] = set()
+    for rank in apart:
+        for group in _may_wait_in(rank, by_rank, groups) or _any_pair(rank, by_rank, apart):
+            if 2 * len(group & apart) >= len(group):
+                added |= group - apart
     if not added or _are_left_behind(by_rank, apart):
         return found
-    candidates = tuple(sorted({*apart, *added}))
     return replace(
         found,
         kind="not_joined",
         summary=(
-            f"{found.summary} {sentence(ranks_text(apart))} may wait in a smaller group, for "
-            f"{ranks_text(sorted(added))}."
+            f"{found.summary} {sentence(ranks_text(sorted(apart)))} may wait in a smaller group, "
+            f"for {ranks_text(sorted(added))}."
         ),
         diverging=(),
-        candidates=candidates,
+        candidates=tuple(sorted(apart | added)),
         confidence="ambiguous",
     )
 
 
-def _groups_of_call(
-    motion: Motion,
-    motions: Mapping[int, Motion],
-    apart: Collection[int],
-    groups: frozenset[Group] | None,
+def _narrowed(
+    found: Judgement, motions: Mapping[int, Motion], groups: frozenset[Group] | None
+) -> Judgement:
+    """Return a judgement that names nobody, with the ranks in whom all chains of waiting end."""
+    if len(motions) > _MOST_RANKS or not all(one.is_waiting for one in motions.values()):
+        return found
+    awaited = {rank: _awaited(rank, motions, groups) for rank in motions}
+    reached = {rank: _reached(rank, awaited) for rank in motions}
+    ends = sorted(
+        rank for rank, others in reached.items() if all(rank in reached[one] for one in others)
+    )
+    if len(ends) == len(motions):
+        return found
+    return replace(
+        found,
+        summary=f"{found.summary} All chains of waiting end in {ranks_text(ends)}.",
+        candidates=tuple(ends),
+    )
+
+
+def _reached(start: int, awaited: Mapping[int, Group]) -> set[int]:
+    found: set[int] = set()
+    left = [start]
+    while left:
+        new = awaited[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def _awaited(rank: int, motions: Mapping[int, Motion], groups: frozenset[Group] | None) -> Group:
+    """Return the ranks for which a rank may wait: all others, where nothing is known."""
+    others = frozenset(motions) - {rank}
+    own = motions[rank]
+    found: Group = frozenset()
+    for group in _may_wait_in(rank, motions, groups):
+        joined = {
+            number
+            for number in group
+            if motions[number].key == own.key and group in _may_wait_in(number, motions, groups)
+        }
+        found |= group - (joined if own.op not in TRANSFERS else {rank})
+    return found or others
+
+
+def _may_wait_in(
+    rank: int, motions: Mapping[int, Motion], groups: frozenset[Group] | None
 ) -> Collection[Group]:
-    """Return the groups in which a rank may wait; none where nothing hints at a smaller one."""
-    named = _group_of(motion)
-    if not motion.is_waiting or motion.op is None or motion.op in INIT_OPS or named == _DEFAULT:
+    """Return the groups in whose calls a rank may wait; none where that is not known."""
+    motion, everyone = motions[rank], frozenset(motions)
+    if not motion.is_waiting or motion.op is None or motion.op in _OF_NO_GROUP:
         return ()
-    if groups is not None:
-        return [group for group in groups if motion.rank in group]
-    others = {_group_of(one) for rank, one in motions.items() if rank not in apart}
-    # Where no call names a group of all, frameworks may pass that group by name.
-    return [frozenset((motion.rank, rank)) for rank in motions if rank != motion.rank] if (
-        named == _GIVEN and _DEFAULT in others
-    ) else ()
+    if motion.op in TRANSFERS:
+        pair = frozenset({rank, *motion.frames[-1].peers})
+        return [pair] if len(pair) > 1 and pair <= everyone else ()
+    if motion.op in INIT_OPS or _group_of(motion) == _DEFAULT:
+        return [everyone]
+    return [group for group in groups or () if rank in group]
+
+
+def _any_pair(
+    rank: int, motions: Mapping[int, Motion], apart: Collection[int]
+) -> Collection[Group]:
+    """Return all pairs with a rank, if it alone of all ranks names a group that is not known.
+
+    Where no call is one of the default group, a framework may pass that group by name.
+    """
+    motion = motions[rank]
+    others = {_group_of(one) for number, one in motions.items() if number not in apart}
+    if not motion.is_waiting or _group_of(motion) != _GIVEN or _DEFAULT not in others:
+        return ()
+    return [frozenset({rank, number}) for number in motions if number != rank]
 
 
 def _group_of(motion: Motion) -> str:
@@ -131,7 +190,7 @@ def _group_of(motion: Motion) -> str:
 def _are_left_behind(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:
     """Return whether all other ranks have left a loop that each of these ranks is in."""
     return all(
-        has_left_loop(one, motions[rank])
+        one.is_waiting and has_left_loop(one, motions[rank])
         for rank in apart
         for number, one in motions.items()
         if number not in apart

@@ -173,7 +173,7 @@ def divergence_of(odd: Motion, peers: Motion) -> str | None:
 
 
 def has_left_loop(one: Motion, other: Motion) -> bool:
-    """Return whether a rank is behind a loop, in the same call of a function, that another is in."""
+    """Return whether a rank is past a loop in which another one is, in the same function."""
     depth = common_depth(one.frames, other.frames)
     if not _diverges_at(one.frames, other.frames, depth):
         return False

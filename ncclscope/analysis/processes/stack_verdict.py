@@ -147,24 +147,25 @@ def _not_joined(
     waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float, unseen: int
 ) -> Judgement:
     """Judge ranks that wait for their peers, while others are elsewhere and wait for none."""
-    inside, outside = classify(waiting), classify(elsewhere)
-    evidence = seen([*inside, *outside], gap)
+    inside, others = classify(waiting), classify(elsewhere)
+    evidence = seen([*inside, *others], gap)
     few, many = len(waiting), len(elsewhere)
     alone = few == many == 1 and elsewhere[0].waits != "queue"
     if few > many or alone:
-        places = "; ".join(place_text(group) for group in outside)
-        summary = f"{sentence(places)}, {_relation(outside, inside)} {waiting_text(inside)}."
-        return _named(_missing_kind(waiting), summary, outside, inside, evidence)
+        places = "; ".join(place_text(group) for group in others)
+        summary = f"{sentence(places)}, {_relation(others, inside)} {waiting_text(inside)}."
+        return _named(_missing_kind(waiting), summary, others, inside, evidence)
     ops = {motion.op for motion in waiting}
-    # Those that wait outside of the job may have the others wait, whatever their number.
-    stuck = any(motion.waits in _OUTSIDE for motion in elsewhere)
-    if few + unseen < many and len(ops) == 1 and not (stuck or ops & (_MESSAGES | {None})):
+    # Those that wait outside of the job may keep the others waiting, whatever their number.
+    outside = sum(motion.waits in _OUTSIDE for motion in elsewhere)
+    is_posted = len(ops) == 1 and not ops & (_MESSAGES | {None})
+    if few + unseen < many and 2 * outside <= many and is_posted:
         summary = (
             f"{sentence(waiting_text(inside))}, which most ranks have not joined: "
-            f"{'; '.join(place_text(group) for group in outside[:3])}."
+            f"{'; '.join(place_text(group) for group in others[:3])}."
         )
-        return _named("extra_call", summary, inside, outside, evidence)
-    return _undecided([*inside, *outside], "not_joined", evidence)
+        return _named("extra_call", summary, inside, others, evidence)
+    return _undecided([*inside, *others], "not_joined", evidence)
 
 
 def _missing_kind(waiting: Sequence[Motion]) -> str:

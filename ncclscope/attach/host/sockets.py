@@ -74,7 +74,7 @@ def accepted(ranks: Mapping[int, int], proc: Path = Path("/proc")) -> dict[int, 
         inodes = _inodes(home)
         table = [*_connections(home / "net/tcp"), *_connections(home / "net/tcp6")]
         tables[pid] = [one for one in table if one.inode in inodes]
-    owner = {
+    owner: dict[object, int] = {
         (one.local, one.remote): ranks[pid]
         for pid, table in tables.items()
         for one in table
@@ -84,7 +84,7 @@ def accepted(ranks: Mapping[int, int], proc: Path = Path("/proc")) -> dict[int, 
 
 
 def _accepted(table: Sequence[_Connection], owner: Mapping[object, int]) -> _Accepted:
-    ports = {one.local[1]: [] for one in table if one.state == _LISTEN}  # type: dict[int, list[int]]
+    ports: dict[int, list[int]] = {one.local[1]: [] for one in table if one.state == _LISTEN}
     for one in table:
         if one.state == _ESTABLISHED and one.local[1] in ports:
             ports[one.local[1]].append(owner.get((one.remote, one.local), -1))

@@ -1,0 +1,298 @@
+"""Process groups in verdicts from stacks: which exist, and who may wait in which."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclscope.analysis.processes.groups import groups_of
+from ncclscope.analysis.processes.judgement import Judgement
+from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.processes.stack_verdict import judge_stacks
+from ncclscope.attach.host.sockets import accepted
+from ncclscope.attach.source_lines import loop_around
+from ncclscope.attach.stacks import parse_dump
+from ncclscope.model.snapshot import Frame, ProcessSample, Worker
+from tests.support.snapshots import C10D, elsewhere, snapshot, stack, worker
+
+LOGGER = "torch/distributed/c10d_logger.py"
+LOCK = stack("train.py:1 <module>", "train.py:7 main", "filelock/_api.py:300 acquire")
+STORE = ((0, 1, 2, 3, 4, 5),)
+MESH = {  # ranks by whom they accepted, as gloo connects a mesh of three by two
+    0: (*STORE, (1,), (2,)),
+    1: ((0, 2, 5), (3,)),
+    2: ((3,), (0,)),
+    3: ((0, 1, 2, 4, 5),),
+    4: ((0, 1, 2, 5), (0, 2)),
+    5: ((1, 3), (4,), (0, 2)),
+}
+PAIRS = {0: ((0, 1, 2, 3), (1, 2, 3), (1,)), 1: ((2, 3),), 2: (), 3: ((2,), (2,))}
+"""Groups of ranks 0 1 and of ranks 2 3."""
+TRIOS = {0: ((1, 2, 3, 4, 5), (1, 2)), 1: ((2, 3, 4, 5), (2,)), 2: ((3, 4, 5),)} | {
+    3: ((4, 5), (4, 5)),
+    4: ((5,), (5,)),
+}
+WHOLE = {0: ((1, 2, 3), (1, 2, 3)), 1: ((2, 3), (2, 3)), 2: ((3,), (3,))}
+"""Two groups of all ranks."""
+
+
+def call(
+    op: str,
+    line: int,
+    group: str = "default",
+    peers: tuple[int, ...] = (),
+    loop: tuple[int, ...] = (),
+) -> tuple[Frame, ...]:
+    """Return a stack in a call of torch, with what its arguments show."""
+    *outer, wrapper, inner = stack(
+        "train.py:1 <module>", f"train.py:{line} main", f"{LOGGER}:83 wrapper", f"{C10D}:3000 {op}"
+    )
+    outer[-1] = replace(outer[-1], loop=loop)
+    return (*outer, replace(wrapper, group=group), replace(inner, peers=peers))
+
+
+def job(
+    places: Sequence[Sequence[Frame]],
+    meeting: Mapping[int, tuple[tuple[int, ...], ...]] | None = None,
+) -> list[Worker]:
+    return [
+        worker(rank, place, world_size=len(places), accepted=(meeting or {}).get(rank, ()))
+        for rank, place in enumerate(places)
+    ]
+
+
+def judge(
+    places: Sequence[Sequence[Frame]],
+    meeting: Mapping[int, tuple[tuple[int, ...], ...]] | None = None,
+) -> Judgement:
+    found = judge_stacks(list(read_motions(snapshot(job(places, meeting), 12.0)).values()), 12.0)
+    assert found is not None
+    return found
+
+
+def named(found: Judgement) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return found.diverging, found.candidates
+
+
+BARRIER, REDUCE = call("barrier", 30), call("all_reduce", 28)
+IN_GROUP = call("all_to_all_single", 20, "given", loop=(12, 29))
+
+
+# --- which groups exist -------------------------------------------------------------------------
+
+
+def test_connections_show_the_groups_of_a_mesh() -> None:
+    groups = groups_of(job([REDUCE] * 6, MESH))
+
+    assert groups is not None
+    assert sorted(map(sorted, groups)) == [
+        [0, 1], [0, 1, 2, 3, 4, 5], [0, 2, 4], [1, 3, 5], [2, 3], [4, 5]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "meeting",
+    [
+        {},
+        {**PAIRS, 0: ((1,),)},  # no group of all: another backend has it
+        {**PAIRS, 3: ()},  # ranks 2 and 3 of that group are not connected
+    ],
+)
+def test_groups_are_unknown_where_connections_do_not_add_up(
+    meeting: Mapping[int, tuple[tuple[int, ...], ...]],
+) -> None:
+    assert groups_of(job([REDUCE] * 4, meeting)) is None
+
+
+def test_servers_of_the_program_are_no_groups() -> None:
+    visited = {**PAIRS, 1: (*PAIRS[1], (-1, -1), (-1, 2), (0, 0, 1, 2))}
+
+    assert groups_of(job([REDUCE] * 4, visited)) == groups_of(job([REDUCE] * 4, PAIRS))
+
+
+def test_groups_of_nccl_and_of_other_hosts_are_unknown() -> None:
+    workers = job([REDUCE] * 4, PAIRS)
+    sample = ProcessSample(threads={"cuda-EvtHandlr": 1})
+
+    assert groups_of(workers) is not None
+    assert groups_of([replace(workers[0], samples=(sample,)), *workers[1:]]) is None
+    assert groups_of([replace(workers[0], host="other"), *workers[1:]]) is None
+    assert groups_of(workers[:3]) is None
+
+
+# --- who may wait in which ----------------------------------------------------------------------
+
+
+def test_a_rank_that_waits_for_its_partner_is_not_named() -> None:
+    found = judge([IN_GROUP, REDUCE, REDUCE, REDUCE], PAIRS)
+
+    assert named(found) == ((), (0, 1))
+    assert (found.kind, found.confidence) == ("not_joined", "ambiguous")
+
+
+def test_a_rank_in_a_loop_that_all_others_have_left_is_named() -> None:
+    assert named(judge([IN_GROUP, BARRIER, BARRIER, BARRIER], PAIRS)) == ((0,), ())
+
+
+def test_a_minority_of_its_group_is_named() -> None:
+    assert named(judge([REDUCE, IN_GROUP, *[REDUCE] * 4], TRIOS)) == ((1,), ())
+    assert named(judge([REDUCE, IN_GROUP, IN_GROUP, *[REDUCE] * 3], TRIOS)) == ((), (0, 1, 2))
+
+
+def test_a_group_of_all_ranks_may_be_given_by_name() -> None:
+    assert named(judge([IN_GROUP, REDUCE, REDUCE, REDUCE], WHOLE)) == ((0,), ())
+
+
+def test_without_known_groups_the_partner_may_be_any_rank() -> None:
+    assert named(judge([IN_GROUP, REDUCE, REDUCE, REDUCE])) == ((), (0, 1, 2, 3))
+
+
+def test_where_all_calls_name_a_group_it_may_be_that_of_all() -> None:
+    reduce = call("all_reduce", 28, "given")
+
+    assert named(judge([IN_GROUP, reduce, reduce, reduce])) == ((0,), ())
+
+
+def test_those_who_left_out_calls_of_two_groups_are_named() -> None:
+    reduce = call("all_reduce", 23, "given")
+    places = [REDUCE if rank in (1, 4) else reduce for rank in range(6)]
+
+    assert named(judge(places, MESH)) == ((1, 4), ())
+
+
+def test_who_has_left_a_call_of_a_group_stays_a_candidate() -> None:
+    """The root of a broadcast waits; a member that received is where most ranks are."""
+    root, reduce = call("broadcast", 25, "given", (1,)), call("all_reduce", 27, "given")
+
+    found = judge([REDUCE, root, REDUCE, REDUCE, REDUCE, reduce], MESH)
+
+    assert named(found) == ((), (0, 1, 3, 4, 5))
+
+
+def test_the_outermost_function_has_the_arguments_as_passed() -> None:
+    """A function of objects passes the default group on by name."""
+    inner = call("all_gather", 20, "given")
+    gather = (*call("all_gather_object", 20), *inner[-2:])
+
+    assert named(judge([gather, REDUCE, REDUCE, REDUCE], PAIRS)) == ((0,), ())
+
+
+# --- transfers, and waits outside of the job ----------------------------------------------------
+
+
+def test_candidates_are_those_in_whom_all_chains_of_waiting_end() -> None:
+    receive = call("recv", 17, peers=(2,))
+
+    assert named(judge([REDUCE, REDUCE, REDUCE, receive])) == ((), (2, 3))
+
+
+def test_a_transfer_without_a_known_peer_may_be_with_any_rank() -> None:
+    assert named(judge([REDUCE, REDUCE, REDUCE, call("recv", 17)])) == ((), (0, 1, 2, 3))
+
+
+def test_a_rank_a_step_ahead_in_a_ring_is_not_named() -> None:
+    def waits(step: int) -> tuple[Frame, ...]:
+        *outer, last = stack("train.py:1 <module>", "train.py:9 main")
+        return (*outer, replace(last, counters={"step": step}, calls=("transfer.wait",)))
+
+    workers = [
+        replace(one, samples=tuple(replace(sample, blocked="futex") for sample in one.samples))
+        for one in job([waits(8), waits(9), waits(8)])
+    ]
+    found = judge_stacks(list(read_motions(snapshot(workers, 12.0)).values()), 12.0)
+
+    assert found is not None
+    assert named(found) == ((), (0, 1, 2))
+
+
+def test_a_majority_that_waits_at_a_lock_has_not_gone_on() -> None:
+    assert named(judge([BARRIER, LOCK, LOCK, LOCK])) == ((), (0, 1, 2, 3))
+    assert named(judge([BARRIER, *[elsewhere(5)] * 3])) == ((0,), ())
+
+
+# --- what the live processes show ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "group"),
+    [
+        ({"args": "(<Tensor at 0x7f>)", "kwargs": "{}"}, "default"),
+        ({"args": "(<Tensor at 0x7f>)", "kwargs": '{"group": None}'}, "default"),
+        ({"args": "()", "kwargs": '{"group": <torch._C.ProcessGroup at 0x7f>}'}, "given"),
+        ({"args": "(<Tensor at 0x7f>, <torch._C.ProcessGroup at 0x7f>)", "kwargs": "{}"}, "given"),
+        ({"args": "([<Tensor at 0x7f>, <Te...", "kwargs": "{}"}, ""),
+        ({"group": "None"}, "default"),
+        ({"group": "<torch._C.ProcessGroup at 0x7f>"}, ""),  # it may replace None
+        ({}, ""),
+    ],
+)
+def test_arguments_show_whether_a_call_names_a_group(
+    variables: Mapping[str, str], group: str
+) -> None:
+    assert frame_of(LOGGER, variables).group == group
+    assert frame_of("train.py", variables).group == ""
+
+
+def test_arguments_show_the_peer_of_a_transfer() -> None:
+    assert frame_of(C10D, {"src": "3", "tensor": "7"}).peers == (3,)
+    assert frame_of(C10D, {"dst": "None"}).peers == ()
+    assert frame_of("train.py", {"src": "3"}).peers == ()
+
+
+def frame_of(file: str, variables: Mapping[str, str]) -> Frame:
+    found = [{"name": name, "repr": text} for name, text in variables.items()]
+    frame = {"name": "wrapper", "short_filename": file, "line": 83, "locals": found}
+    (thread,) = parse_dump(json.dumps([{"frames": [frame]}]).encode()).threads
+    return thread.frames[0]
+
+
+def test_a_line_is_in_the_outermost_loop_of_its_function(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "for epoch in range(3):\n"
+        "    def step():\n"
+        "        first()\n"
+        "        while True:\n"
+        "            for layer in layers:\n"
+        "                second()\n"
+        "        third()\n"
+        "    step()\n"
+    )
+    os.utime(path, (0, 0))  # it is older than the process
+
+    found = [loop_around(os.getpid(), str(path), line) for line in (3, 6, 7, 8, 99)]
+
+    assert found == [(), (4, 6), (), (1, 8), ()]
+
+
+def test_connections_are_accepted_from_ranks(tmp_path: Path) -> None:
+    listens = entry("127.0.0.1:1000", "0.0.0.0:0", "0A", 1)
+    table = [
+        listens,
+        entry("127.0.0.1:1000", "127.0.0.1:2000", "01", 2),
+        entry("127.0.0.1:1000", "127.0.0.1:3000", "01", 3),
+        entry("127.0.0.1:2000", "127.0.0.1:1000", "01", 4),
+    ]
+    for pid, inodes in {5: (1, 2, 3), 6: (4,)}.items():
+        (tmp_path / f"{pid}/fd").mkdir(parents=True)
+        (tmp_path / f"{pid}/net").mkdir()
+        (tmp_path / f"{pid}/net/tcp").write_text("\n".join(["header", *table]))
+        for inode in inodes:
+            os.symlink(f"socket:[{inode}]", tmp_path / f"{pid}/fd/{inode}")
+
+    assert accepted({5: 0, 6: 1}, tmp_path) == {5: ((-1, 1),), 6: ()}
+
+
+def entry(local: str, remote: str, state: str, inode: int) -> str:
+    """Return a line of /proc/PID/net/tcp."""
+    return f"0: {_hex(local)} {_hex(remote)} {state} 0:0 00:0 0 1000 0 {inode} 1 0"
+
+
+def _hex(address: str) -> str:
+    host, _, port = address.partition(":")
+    return f"{bytes(map(int, host.split('.')))[::-1].hex()}:{int(port):04X}"

@@ -30,7 +30,7 @@ from ncclscope.attach.processes import Placed, describe, find_workers, give_rank
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
-from ncclscope.attach.stacks import with_loops
+from ncclscope.attach.stacks import with_source
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
@@ -145,8 +145,8 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         answer, ras_source = _ras_answer(after, address, pids)
         answer_before = _ras_answer(before, address, pids)[0]
     reader.close()
-    looped = {pid: with_loops(pid, stacks) for pid, stacks in samples[-1].stacks.items()}
-    samples[-1] = replace(samples[-1], stacks=looped)
+    read = {pid: with_source(pid, stacks) for pid, stacks in samples[-1].stacks.items()}
+    samples[-1] = replace(samples[-1], stacks=read)
     last, native_source = _native(options, samples[-1], pids)
     samples[-1] = last
     sources = [*native_source, *_flight_recorder(options, placed)]

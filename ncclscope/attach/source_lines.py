@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ _SLACK = 1.0
 _MOST_BYTES = 1 << 22
 _LONGEST = 80
 _MOST = 8
+_MOST_LINES = 1 << 14
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Item = TypeVar("_Item")
@@ -58,10 +59,80 @@ def loop_around(pid: int, path: str, line: int) -> tuple[int, ...]:
     Returns:
         Nothing where the line is in no loop, or the file is not known.
     """
-    inside = [one for one in _unchanged(_blocks, pid, path) if one[0] <= line <= one[1]]
-    function = max((first for first, _, is_loop in inside if not is_loop), default=0)
-    loops = [(first, last) for first, last, is_loop in inside if is_loop and first >= function]
-    return min(loops, default=())
+    inside = [
+        node for node in _nodes(pid, path, line) if isinstance(node, _LOOPS) and _has(node, line)
+    ]
+    return min(((node.lineno, node.end_lineno or node.lineno) for node in inside), default=())
+
+
+def makers(pid: int, path: str, line: int) -> tuple[str, ...]:
+    """Return the names of the functions whose results a source line waits for.
+
+    For ``work.wait()`` these are all that are called in an assignment to ``work``, for the variable
+    of a loop those that fill the list, in the same function.
+
+    Args:
+        pid: The process, in whose root directory the path is looked up.
+        path: Absolute path of the source file.
+        line: Line number, from 1.
+
+    Returns:
+        Names such as ``dist.all_reduce``, those of their arguments as well.
+    """
+    nodes = _nodes(pid, path, line)
+    values = [
+        node.func.value
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "wait"
+        and _has(node, line)
+    ]
+    found: dict[str, None] = {}
+    variables: set[str] = set()
+    while values:
+        for node in ast.walk(values.pop()):
+            if isinstance(node, ast.Call):
+                found[ast.unparse(node.func)[:_LONGEST]] = None
+            elif isinstance(node, ast.Name) and node.id not in variables:
+                variables.add(node.id)
+                values += _values_of(node.id, nodes)
+    return tuple(printable(name) for name in found)[:_MOST]
+
+
+def _values_of(name: str, nodes: Sequence[ast.AST]) -> list[ast.expr]:
+    """Return what is assigned to a variable, or appended to it."""
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.For | ast.comprehension):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(one, ast.Name) and one.id == name for one in targets):
+                found.append(node.value if isinstance(node, ast.Assign) else node.iter)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == f"{name}.append":
+            found += node.args
+    return found
+
+
+def _has(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _nodes(pid: int, path: str, line: int) -> Sequence[ast.AST]:
+    """Return the syntax tree of the innermost function around a line, without inner functions."""
+    modules = _unchanged(_trees, pid, path)
+    functions = [
+        node
+        for module in modules
+        for node in ast.walk(module)
+        if isinstance(node, _FUNCTIONS) and _has(node, line)
+    ]
+    left: list[ast.AST] = [*functions[-1:]] or [*modules]
+    found = []
+    while left:
+        inner = [one for one in ast.iter_child_nodes(left.pop()) if not isinstance(one, _FUNCTIONS)]
+        found += inner
+        left += inner
+    return found
 
 
 def _unchanged(
@@ -81,22 +152,20 @@ def _unchanged(
         return ()
 
 
-@lru_cache(maxsize=64)
-def _blocks(path: str, modified: int, inode: int) -> tuple[tuple[int, int, bool], ...]:
-    """Return first line, last line and whether it is a loop, of each function and loop of a file.
+@lru_cache(maxsize=16)
+def _trees(path: str, modified: int, inode: int) -> tuple[ast.Module, ...]:
+    """Return the syntax tree of a file; nothing where it is no Python, or is too large.
 
     Raises:
         OSError: The file cannot be read.
     """
+    lines = _lines(path, modified, inode)
+    if len(lines) > _MOST_LINES:
+        return ()
     try:
-        tree = ast.parse("\n".join(_lines(path, modified, inode)))
+        return (ast.parse("\n".join(lines)),)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    return tuple(
-        (node.lineno, node.end_lineno or node.lineno, isinstance(node, _LOOPS))
-        for node in ast.walk(tree)
-        if isinstance(node, (*_LOOPS, *_FUNCTIONS))
-    )
 
 
 @lru_cache(maxsize=64)

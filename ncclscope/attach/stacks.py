@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.attach.limited import run_limited
-from ncclscope.attach.source_lines import called_names, loop_around
+from ncclscope.attach.source_lines import called_names, loop_around, makers
 from ncclscope.model import sites
 from ncclscope.model.snapshot import NO_PERMISSION, Frame, Stacks, Thread
 from ncclscope.untrusted import number, parse, printable
@@ -125,8 +125,8 @@ def parse_dump(data: bytes) -> Stacks:
     return Stacks(tuple(found))
 
 
-def with_loops(pid: int, stacks: Stacks) -> Stacks:
-    """Add the loops that the lines of the user's program are in.
+def with_source(pid: int, stacks: Stacks) -> Stacks:
+    """Add what the source files show: loops around a line, and what the innermost one waits for.
 
     Args:
         pid: The process.
@@ -134,18 +134,21 @@ def with_loops(pid: int, stacks: Stacks) -> Stacks:
     """
     return Stacks(
         tuple(
-            replace(
-                thread,
-                frames=tuple(
-                    one
-                    if one.installed
-                    else replace(one, loop=loop_around(pid, one.path, one.line))
-                    for one in thread.frames
-                ),
-            )
+            replace(thread, frames=tuple(_with_source(pid, one) for one in thread.frames))
             for thread in stacks.threads
         ),
         stacks.error,
+    )
+
+
+def _with_source(pid: int, one: Frame) -> Frame:
+    if one.installed:
+        return one
+    waits = any(name.endswith(".wait") for name in one.calls)
+    return replace(
+        one,
+        loop=loop_around(pid, one.path, one.line),
+        makers=makers(pid, one.path, one.line) if waits else (),
     )
 
 

@@ -28,6 +28,7 @@ class Frame:
         installed: Whether the file belongs to an installed package or to the standard library;
             None where that is not known.
         calls: Names that the source line calls, such as ``work.wait``; for innermost frames only.
+        makers: Names of functions whose results the source line waits for; likewise.
         group: Of a frame of torch.distributed: ``default`` if its arguments name no process group,
             ``given`` if they do; empty where that is not known.
         peers: Of a frame of torch.distributed: the rank in its argument ``src`` or ``dst``.
@@ -42,6 +43,7 @@ class Frame:
     path: str = ""
     installed: bool | None = None
     calls: tuple[str, ...] = ()
+    makers: tuple[str, ...] = ()
     group: str = ""
     peers: tuple[int, ...] = ()
     loop: tuple[int, ...] = ()

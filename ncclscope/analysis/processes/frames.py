@@ -70,6 +70,7 @@ COLLECTIVES = {
 _BACKWARD = re.compile(r"(?:^|/)torch/autograd/(?:graph|__init__|function)\.py$")
 _DDP = re.compile(r"(?:^|/)torch/nn/parallel/distributed\.py$")
 _COMPILED = re.compile(r"(?:^|/)torch/(?:fx/graph_module|_functorch/_aot_autograd/\w+)\.py$")
+_BATCH = "batch_isend_irecv"
 _MESSAGES = re.compile(r"p2p|/pipelining/|pipeline_parallel")
 _DISPATCH = re.compile(r"(?:^|/)torch/(?:_ops|_tensor|_library/\w+|utils/_contextlib)\.py$")
 _STORE_CALL = re.compile(
@@ -228,12 +229,19 @@ def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, 
         if _STORE_CALL.search(name) and blocked in ("poll", "socket", "sleep"):
             return "store", "collective"
         if name.endswith(".wait") and blocked == "futex":
-            return "wait", "collective"
+            return _made_by(frame.makers), "collective"
         if _LOCK_CALL.search(name) and blocked in ("futex", "lock"):
             return None, "lock"
         if _DEVICE_CALL.search(name) and has_gpu:
             return None, "device"
     return None, _BLOCKED.get(blocked)
+
+
+def _made_by(makers: Sequence[str]) -> str:
+    """Return the collective that all works come from which are waited for, else ``wait``."""
+    names = [_SPELLINGS.get(name, name) for name in (one.rpartition(".")[2] for one in makers)]
+    ops = {name for name in names if name in COLLECTIVES or name == _BATCH}
+    return ops.pop() if len(ops) == 1 and not ops & {_BATCH} else "wait"
 
 
 def is_stuck_alone(frame: Frame, blocked: str, is_busy: bool) -> bool:

@@ -15,7 +15,7 @@ from ncclscope.analysis.processes.judgement import Judgement
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.attach.host.sockets import accepted
-from ncclscope.attach.source_lines import loop_around
+from ncclscope.attach.source_lines import loop_around, makers
 from ncclscope.attach.stacks import parse_dump
 from ncclscope.model.snapshot import Frame, ProcessSample, Worker
 from tests.support.snapshots import C10D, elsewhere, snapshot, stack, worker
@@ -210,6 +210,30 @@ def test_a_rank_a_step_ahead_in_a_ring_is_not_named() -> None:
     assert named(found) == ((), (0, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("makers", "expected"),
+    [
+        (("torch.ones", "dist.all_reduce"), ((1,), ())),
+        (("dist.isend", "dist.irecv"), ((), (0, 1, 2))),
+        (("dist.batch_isend_irecv",), ((), (0, 1, 2))),
+        (("launch",), ((), (0, 1, 2))),
+    ],
+)
+def test_a_wait_for_work_is_one_in_the_collective_that_made_it(
+    makers: tuple[str, ...], expected: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    *outer, last = stack("train.py:1 <module>", "train.py:9 main")
+    waits = (*outer, replace(last, calls=("work.wait",), makers=makers))
+    workers = [
+        replace(one, samples=tuple(replace(sample, blocked="futex") for sample in one.samples))
+        for one in job([waits, BARRIER, waits])
+    ]
+    found = judge_stacks(list(read_motions(snapshot(workers, 12.0)).values()), 12.0)
+
+    assert found is not None
+    assert named(found) == expected
+
+
 def test_a_majority_that_waits_at_a_lock_has_not_gone_on() -> None:
     assert named(judge([BARRIER, LOCK, LOCK, LOCK])) == ((), (0, 1, 2, 3))
     assert named(judge([BARRIER, *[elsewhere(5)] * 3])) == ((0,), ())
@@ -268,6 +292,35 @@ def test_a_line_is_in_the_outermost_loop_of_its_function(tmp_path: Path) -> None
     found = [loop_around(os.getpid(), str(path), line) for line in (3, 6, 7, 8, 99)]
 
     assert found == [(), (4, 6), (), (1, 8), ()]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("work.wait()", ("dist.all_reduce",)),
+        ("dist.isend(x, 1).wait()", ("dist.isend",)),
+        ("for one in works: one.wait()", ("dist.irecv", "torch.empty")),
+        ("[one.wait() for one in works]", ("dist.irecv", "torch.empty")),
+        ("other.wait()", ()),
+        ("work.done()", ()),
+    ],
+)
+def test_what_a_line_waits_for_was_made_in_its_function(
+    tmp_path: Path, line: str, names: tuple[str, ...]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def earlier():\n"
+        "    other = dist.barrier(async_op=True)\n"
+        "def step():\n"
+        "    works = []\n"
+        "    work = dist.all_reduce(x, async_op=True)\n"
+        "    works.append(dist.irecv(torch.empty(4), 1))\n"
+        f"    {line}\n"
+    )
+    os.utime(path, (0, 0))  # it is older than the process
+
+    assert tuple(sorted(makers(os.getpid(), str(path), 7))) == names
 
 
 def test_connections_are_accepted_from_ranks(tmp_path: Path) -> None:

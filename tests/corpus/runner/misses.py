@@ -37,23 +37,15 @@ class Miss:
 
 _LIST = (
     Miss(
-        "build_lock_stale", (ATTACH, UNTRACED), "wrong rank",
+        "build_lock_stale", (ATTACH,), "wrong rank",
         "three of four ranks at one line are taken for the majority, though they poll for a lock "
         "outside the job; rank 0 in the barrier is named for an extra call",
     ),
     Miss(
-        "ring_odd_parity", (UNTRACED,), "wrong rank",
-        "the rank whose stack is a step ahead in the ring is named for an extra call",
-    ),
-    Miss(
-        "expert_backward_left_out", (UNTRACED,), "wrong rank",
-        "calls on different groups are counted as one; the only rank outside the call of all is "
-        "named, which waits for its partner",
-    ),
-    Miss(
-        "expert_forward_left_out", (UNTRACED,), "wrong rank",
-        "calls on different groups are counted as one; the only rank outside the call of all is "
-        "named, which waits for its partner",
+        "ddp_join", (UNTRACED,), "undecided",
+        "gloo aborts a rank on the other size and most of its peers end, so that the last one may "
+        "have waited for any of them",
+        always=False,
     ),
     Miss(
         "rollout_weights_first", _TRACED, "wrong rank",
@@ -69,10 +61,6 @@ _LIST = (
         "mesh_broadcast_instead", _TRACED, "wrong rank",
         "two of three members decide on one group, against what all ranks did before and what "
         "the other groups of the mesh do",
-    ),
-    Miss(
-        "mesh_broadcast_instead", (UNTRACED,), "wrong rank",
-        "rank 3 has left its broadcast and is where most ranks are, so that it is no candidate",
     ),
     Miss(
         "mesh_extra_batch", _TRACED, "wrong rank",

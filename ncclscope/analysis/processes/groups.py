@@ -81,11 +81,12 @@ def within_groups(
     apart = frozenset(found.diverging or found.candidates)
     if not apart or not apart <= by_rank.keys():
         return found
+    waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
     if apart == by_rank.keys():
-        return _narrowed(found, by_rank, groups)
+        return _narrowed(found, by_rank, waits)
     added: set[int] = set()
     for rank in apart:
-        for group in _may_wait_in(rank, by_rank, groups) or _any_pair(rank, by_rank, apart):
+        for group in waits[rank] or _any_pair(rank, by_rank, apart):
             if 2 * len(group & apart) >= len(group):
                 added |= group - apart
     if not added or _are_left_behind(by_rank, apart):
@@ -104,22 +105,29 @@ def within_groups(
 
 
 def _narrowed(
-    found: Judgement, motions: Mapping[int, Motion], groups: frozenset[Group] | None
+    found: Judgement, motions: Mapping[int, Motion], waits: Mapping[int, Sequence[Group]]
 ) -> Judgement:
-    """Return a judgement that names nobody, with the ranks in whom all chains of waiting end."""
+    """Return a judgement that names nobody, with the ranks in whom all chains of waiting end.
+
+    Args:
+        found: The judgement.
+        motions: The motion of each rank.
+        waits: The groups in whose calls each rank may wait.
+    """
     if len(motions) > _MOST_RANKS or not all(one.is_waiting for one in motions.values()):
         return found
-    awaited = {rank: _awaited(rank, motions, groups) for rank in motions}
+    awaited = {rank: _awaited(rank, motions, waits) for rank in motions}
     reached = {rank: _reached(rank, awaited) for rank in motions}
-    ends = sorted(
-        rank for rank, others in reached.items() if all(rank in reached[one] for one in others)
-    )
+    ends = {rank for rank, others in reached.items() if all(rank in reached[one] for one in others)}
+    # In which cycle a rank is that may wait in several groups is not known.
+    unknown = {rank for rank, groups in waits.items() if len(groups) != 1}
+    ends |= {rank for one in unknown for rank in reached[one] if one in reached[rank]} | unknown
     if len(ends) == len(motions):
         return found
     return replace(
         found,
-        summary=f"{found.summary} All chains of waiting end in {ranks_text(ends)}.",
-        candidates=tuple(ends),
+        summary=f"{found.summary} All chains of waiting end in {ranks_text(sorted(ends))}.",
+        candidates=tuple(sorted(ends)),
     )
 
 
@@ -133,24 +141,25 @@ def _reached(start: int, awaited: Mapping[int, Group]) -> set[int]:
     return found
 
 
-def _awaited(rank: int, motions: Mapping[int, Motion], groups: frozenset[Group] | None) -> Group:
+def _awaited(
+    rank: int, motions: Mapping[int, Motion], waits: Mapping[int, Sequence[Group]]
+) -> Group:
     """Return the ranks for which a rank may wait: all others, where nothing is known."""
-    others = frozenset(motions) - {rank}
     own = motions[rank]
+    is_transfer = own.op in TRANSFERS
     found: Group = frozenset()
-    for group in _may_wait_in(rank, motions, groups):
-        joined = {
-            number
-            for number in group
-            if motions[number].key == own.key and group in _may_wait_in(number, motions, groups)
+    for group in waits[rank]:
+        found |= {
+            other
+            for other in group - {rank}
+            if is_transfer or motions[other].key != own.key or group not in waits[other]
         }
-        found |= group - (joined if own.op not in TRANSFERS else {rank})
-    return found or others
+    return found or frozenset(motions) - {rank}
 
 
-def _may_wait_in(
+def _groups_of_call(
     rank: int, motions: Mapping[int, Motion], groups: frozenset[Group] | None
-) -> Collection[Group]:
+) -> Sequence[Group]:
     """Return the groups in whose calls a rank may wait; none where that is not known."""
     motion, everyone = motions[rank], frozenset(motions)
     if not motion.is_waiting or motion.op is None or motion.op in _OF_NO_GROUP:
@@ -163,9 +172,7 @@ def _may_wait_in(
     return [group for group in groups or () if rank in group]
 
 
-def _any_pair(
-    rank: int, motions: Mapping[int, Motion], apart: Collection[int]
-) -> Collection[Group]:
+def _any_pair(rank: int, motions: Mapping[int, Motion], apart: Collection[int]) -> Sequence[Group]:
     """Return all pairs with a rank, if it alone of all ranks names a group that is not known.
 
     Where no call is one of the default group, a framework may pass that group by name.

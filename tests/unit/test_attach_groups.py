@@ -139,6 +139,30 @@ def test_a_rank_in_a_loop_that_all_others_have_left_is_named() -> None:
     assert named(judge([IN_GROUP, BARRIER, BARRIER, BARRIER], PAIRS)) == ((0,), ())
 
 
+def test_a_rank_in_a_later_iteration_has_left_out_the_call_of_all_others() -> None:
+    def at(line: int, step: int, group: str) -> tuple[Frame, ...]:
+        outer, main, *inner = call("all_reduce", line, group)
+        return (outer, replace(main, counters={"step": step}), *inner)
+
+    later, earlier = at(22, 7, "given"), at(22, 6, "given")
+    peers = [at(25, 6, "default")] * 3
+
+    assert named(judge([later, *peers], PAIRS)) == ((0,), ())
+    assert named(judge([earlier, *peers], PAIRS)) == ((), (0, 1))
+
+
+def test_calls_of_different_iterations_are_not_one_call() -> None:
+    def at(op: str, line: int, step: int) -> tuple[Frame, ...]:
+        outer, main, *inner = call(op, line)
+        return (outer, replace(main, counters={"step": step}), *inner)
+
+    ahead, behind = at("all_reduce", 30, 10), at("all_reduce", 28, 9)
+    other = at("broadcast", 23, 10)
+
+    assert named(judge([ahead, other, ahead, behind])) == ((), (0, 1, 2, 3))
+    assert named(judge([ahead, other, ahead, at("all_reduce", 28, 10)])) == ((1,), ())
+
+
 def test_a_minority_of_its_group_is_named() -> None:
     assert named(judge([REDUCE, IN_GROUP, *[REDUCE] * 4], TRIOS)) == ((1,), ())
     assert named(judge([REDUCE, IN_GROUP, IN_GROUP, *[REDUCE] * 3], TRIOS)) == ((), (0, 1, 2))

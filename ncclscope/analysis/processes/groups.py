@@ -15,7 +15,7 @@ from dataclasses import replace
 from ncclscope.analysis.processes.frames import INIT_OPS, TRANSFERS
 from ncclscope.analysis.processes.judgement import Judgement
 from ncclscope.analysis.processes.motion import Motion
-from ncclscope.analysis.processes.stack_classes import has_left_loop
+from ncclscope.analysis.processes.stack_classes import has_left_loop, order_of
 from ncclscope.analysis.wording import ranks_text, sentence
 from ncclscope.model.snapshot import Worker
 
@@ -89,7 +89,7 @@ def within_groups(
         for group in waits[rank] or _any_pair(rank, by_rank, apart):
             if 2 * len(group & apart) >= len(group):
                 added |= group - apart
-    if not added or _are_left_behind(by_rank, apart):
+    if not added or _have_gone_another_way(by_rank, apart):
         return found
     return replace(
         found,
@@ -194,11 +194,19 @@ def _group_of(motion: Motion) -> str:
     return named
 
 
-def _are_left_behind(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:
-    """Return whether all other ranks have left a loop that each of these ranks is in."""
+def _have_gone_another_way(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:
+    """Return whether loops show that each of these ranks made a call too many or too few.
+
+    It is in a later iteration than all others, or in a loop that all others have left.
+    """
     return all(
-        one.is_waiting and has_left_loop(one, motions[rank])
+        one.is_waiting and (has_left_loop(one, motions[rank]) or _is_ahead(motions[rank], one))
         for rank in apart
         for number, one in motions.items()
         if number not in apart
     )
+
+
+def _is_ahead(one: Motion, other: Motion) -> bool:
+    order = order_of(one, [other])
+    return order is not None and order.ahead

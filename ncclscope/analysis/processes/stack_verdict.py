@@ -204,6 +204,8 @@ def _apart_places(
     if is_split and count < len(waiting):  # most are in one call, at several lines
         majority = [group for group in classes if group.motion.op == common]
         odd = [group for group in classes if group.motion.op != common]
+        if any(order_of(one.motion, majority[0].motions) for one in majority[1:]):
+            return _undecided(classes, "not_joined", evidence)  # in calls of different iterations
     kind = _difference_kind(majority[0].motion, odd[0].motion)
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)

@@ -163,6 +163,17 @@ def test_calls_of_different_iterations_are_not_one_call() -> None:
     assert named(judge([ahead, other, ahead, at("all_reduce", 28, 10)])) == ((1,), ())
 
 
+def test_calls_of_different_groups_may_be_of_different_iterations() -> None:
+    def at(line: int, step: int, group: str) -> tuple[Frame, ...]:
+        outer, main, *inner = call("all_reduce", line, group)
+        return (outer, replace(main, counters={"step": step}), *inner)
+
+    own, all_ranks = at(28, 5, "given"), at(25, 6, "default")
+    extra = call("all_gather", 26, "given")
+
+    assert named(judge([own, extra, own, *[all_ranks] * 3], TRIOS)) == ((1,), ())
+
+
 def test_a_minority_of_its_group_is_named() -> None:
     assert named(judge([REDUCE, IN_GROUP, *[REDUCE] * 4], TRIOS)) == ((1,), ())
     assert named(judge([REDUCE, IN_GROUP, IN_GROUP, *[REDUCE] * 3], TRIOS)) == ((), (0, 1, 2))

@@ -167,7 +167,7 @@ def _groups_of_call(
     if motion.op in TRANSFERS:
         pair = frozenset({rank, *motion.frames[-1].peers})
         return [pair] if len(pair) > 1 and pair <= everyone else ()
-    if motion.op in INIT_OPS or _group_of(motion) == _DEFAULT:
+    if motion.op in INIT_OPS or group_named_by(motion) == _DEFAULT:
         return [everyone]
     return [group for group in groups or () if rank in group]
 
@@ -178,13 +178,13 @@ def _any_pair(rank: int, motions: Mapping[int, Motion], apart: Collection[int]) 
     Where no call is one of the default group, a framework may pass that group by name.
     """
     motion = motions[rank]
-    others = {_group_of(one) for number, one in motions.items() if number not in apart}
-    if not motion.is_waiting or _group_of(motion) != _GIVEN or _DEFAULT not in others:
+    others = {group_named_by(one) for number, one in motions.items() if number not in apart}
+    if not motion.is_waiting or group_named_by(motion) != _GIVEN or _DEFAULT not in others:
         return ()
     return [frozenset({rank, number}) for number in motions if number != rank]
 
 
-def _group_of(motion: Motion) -> str:
+def group_named_by(motion: Motion) -> str:
     """Return whether the call in which a rank waits names a group; empty where not known."""
     named = ""
     for frame in reversed(motion.frames):

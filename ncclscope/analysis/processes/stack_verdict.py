@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ncclscope.analysis.processes.ended import judge_gone, judge_stopped, judge_unread
 from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
-from ncclscope.analysis.processes.groups import groups_of, within_groups
+from ncclscope.analysis.processes.groups import group_named_by, groups_of, within_groups
 from ncclscope.analysis.processes.judgement import (
     HANG_SECONDS,
     LONG_GAP,
@@ -204,8 +204,8 @@ def _apart_places(
     if is_split and count < len(waiting):  # most are in one call, at several lines
         majority = [group for group in classes if group.motion.op == common]
         odd = [group for group in classes if group.motion.op != common]
-        if any(order_of(one.motion, majority[0].motions) for one in majority[1:]):
-            return _undecided(classes, "not_joined", evidence)  # in calls of different iterations
+        if any(_is_of_another_iteration(one, majority[0]) for one in majority[1:]):
+            return _undecided(classes, "not_joined", evidence)
     kind = _difference_kind(majority[0].motion, odd[0].motion)
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
@@ -220,6 +220,12 @@ def _apart_places(
     places = "; ".join(place_text(group) for group in majority[:3])
     summary = f"{sentence(place_text(odd[0]))}, while {places}."
     return _named(kind, summary, odd, majority, evidence)
+
+
+def _is_of_another_iteration(one: StackClass, other: StackClass) -> bool:
+    """Return whether ranks are in calls of two iterations, as far as these may be on one group."""
+    names = [group_named_by(group.motion) for group in (one, other)]
+    return names[0] == names[1] and order_of(one.motion, other.motions) is not None
 
 
 def _difference_kind(peer: Motion, odd: Motion) -> str:

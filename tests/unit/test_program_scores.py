@@ -14,6 +14,8 @@ from tests.corpus.runner.score import FAIR, SCORES, score
 from tests.corpus.runner.truth import PROGRAMS, Program
 from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
 from tests.corpus.strangers.truth import STORIES
+from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
+from tests.corpus.strangers2.truth import STORIES as STORIES2
 
 
 def document(
@@ -33,18 +35,21 @@ def document(
     }
 
 
-@pytest.mark.parametrize("programs", [PROGRAMS, STRANGERS])
+@pytest.mark.parametrize("programs", [PROGRAMS, STRANGERS, STRANGERS2])
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
     (folder,) = {program.folder for program in programs.values()}
     assert sorted(programs) == sorted(path.stem for path in (SOURCES / folder).glob("*.py"))
 
 
-def test_each_stranger_that_hangs_has_a_story() -> None:
-    assert set(STORIES) == {name for name, program in STRANGERS.items() if program.hangs}
+@pytest.mark.parametrize(("programs", "stories"), [(STRANGERS, STORIES), (STRANGERS2, STORIES2)])
+def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
+    assert set(stories) == {name for name, program in programs.items() if program.hangs}
 
 
 @pytest.mark.parametrize(
-    "program", [*PROGRAMS.values(), *STRANGERS.values()], ids=lambda program: program.name
+    "program",
+    [*PROGRAMS.values(), *STRANGERS.values(), *STRANGERS2.values()],
+    ids=lambda program: program.name,
 )
 def test_truth_speaks_of_ranks_of_the_job(program: Any) -> None:
     named = {*program.ranks, *program.undecided, *program.undecided_untraced, *program.busy}

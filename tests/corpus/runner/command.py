@@ -21,11 +21,12 @@ from tests.corpus.runner.questions import HEALTHY, WAYS, answerable, ask
 from tests.corpus.runner.score import FAIR, NO_ANSWER, NO_HANG, SCORES, describe, score
 from tests.corpus.runner.truth import PROGRAMS, Program
 from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
+from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
 
 __all__ = ["main"]
 
-_SETS = {"programs": PROGRAMS, "strangers": STRANGERS}
-_KNOWN = PROGRAMS | STRANGERS
+_SETS = {"programs": PROGRAMS, "strangers": STRANGERS, "strangers2": STRANGERS2}
+_KNOWN = PROGRAMS | STRANGERS | STRANGERS2
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 

@@ -42,8 +42,8 @@ _TABLE = [
     ),
     Program(
         "amp_dtype", "torch",
-        "rank 4 gathers gradients in bfloat16, its peers in float32",
-        (4,), ("dtype_mismatch",), undecided_untraced=_FIVE, unknown_in=(UNTRACED,), world=5,
+        "rank 4 gathers gradients in bfloat16, its peers in float32; gloo aborts it",
+        (4,), ("dtype_mismatch",), ends=True, world=5,
     ),
     Program(
         "stale_group", "torch",

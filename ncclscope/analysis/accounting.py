@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import as_consequence
+from ncclscope.analysis.proofs.by_rounds import decided_by_rounds
 from ncclscope.analysis.proofs.proof import prove
 from ncclscope.analysis.sequences.streams import repeated
 from ncclscope.analysis.waits.endings import ended_by_peers
@@ -54,7 +55,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = list(findings)
     else:
         found = _accounted(case, graph, _without_redundant(graph, findings))
-    return _proved(case, graph, found)
+    return _proved(case, graph, decided_by_rounds(case, graph, found))
 
 
 def _gone(case: Case, graph: WaitGraph) -> list[Finding]:

@@ -1,0 +1,162 @@
+"""Say where a rank departs from the rounds of its own program.
+
+One communicator shows who has come to a call. The whole stream of a thread, on all communicators
+and with its transfers, shows what it did instead: in each round before, other calls came here. So
+where ranks wait for each other, and no majority decides, a rank that departs from its rounds is
+the suspect, and one that keeps to them is not.
+
+A call that is new is no departure: a program leaves its loop once, and its first evaluation comes
+after many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ncclscope.engine.rounds import EVEN
+from ncclscope.model import Call, Rank, Run
+from ncclscope.model.log import newest_of
+from ncclscope.model.signature import CREATION_OPS, P2P_OPS
+
+PAST = 384
+"""Newest calls of a rank on each communicator that are searched for rounds."""
+NEWEST = 48
+"""Newest calls of a thread among which a departure is searched."""
+SHORTEST = 2
+"""Rounds before a departure that have to be equal."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a rank departs from its rounds.
+
+    Attributes:
+        rank: Global rank.
+        call: The first call that it posted instead of the expected one.
+        left_out: Calls of the round before that it did not post again, in order.
+        extra: Calls that it posted once more, in order.
+    """
+
+    rank: int
+    call: Call
+    left_out: tuple[Call, ...] = ()
+    extra: tuple[Call, ...] = ()
+
+
+def departures(run: Run) -> dict[int, Departure]:
+    """Return where ranks depart from their rounds, the latest place of all threads.
+
+    Ranks are left out that keep to their rounds, have none, or posted a call that is in none of
+    them. So are those whose peers did the same.
+
+    Args:
+        run: The run.
+    """
+    found = {}
+    for rank in run.ranks:
+        own = [
+            one
+            for calls in _by_thread(_stream(rank))
+            if (one := _latest(rank.rank, calls)) and not _is_shared(run, one)
+        ]
+        if own:
+            found[rank.rank] = max(own, key=lambda one: one.call.position)
+    return found
+
+
+def _is_shared(run: Run, one: Departure) -> bool:
+    """Return whether all other members posted the same call from the same line."""
+    call = one.call
+    if call.op in P2P_OPS:
+        return False
+    logs = [rank.logs[call.comm] for rank in run.members(call.comm) if rank.rank != one.rank]
+    return bool(logs) and all(
+        log.first <= call.seq <= log.calls and _key(log.call(call.seq)) == _key(call)
+        for log in logs
+    )
+
+
+def _stream(rank: Rank) -> list[Call]:
+    calls = [
+        call
+        for log in rank.logs.values()
+        for call in log.span(max(log.first, log.calls + 1 - PAST), log.calls + 1)
+        if call.op not in CREATION_OPS
+    ]
+    calls += [call for sent in rank.p2p.values() for call in newest_of(sent, PAST)]
+    return sorted(calls, key=lambda call: call.position)
+
+
+def _by_thread(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    for thread in {call.thread for call in calls}:
+        yield [call for call in calls if call.thread == thread]
+
+
+def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
+    keys = [_key(call) for call in calls]
+    for place in range(len(keys) - 1, max(0, len(keys) - NEWEST), -1):
+        length, equal = _round(keys, place)
+        if equal < (SHORTEST - 1) * length or keys[place] == keys[place - length]:
+            continue
+        context = keys[place - length : place]
+        if _has_followed(keys, place, context):
+            continue
+        edit = _edit(keys, place, length)
+        if edit is None:
+            continue
+        fewer, more = edit
+        start = place - length
+        return Departure(
+            number,
+            calls[place],
+            tuple(calls[start : start + fewer]),
+            tuple(calls[place : place + more]),
+        )
+    return None
+
+
+def _key(call: Call) -> Hashable:
+    """Return what a call has in common with those of other rounds: all but sizes and tags."""
+    op = EVEN.get(call.op, call.op)
+    return call.comm, op, call.dtype, call.redop, call.root, call.peer, call.site, call.user_site
+
+
+def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:
+    """Return the length of the round that ends before a place, and how many calls repeat it."""
+    best = 0, -1
+    for length in range(1, place // 2 + 1):
+        equal = 0
+        while (
+            equal + length < place and keys[place - 1 - equal] == keys[place - 1 - equal - length]
+        ):
+            equal += 1
+        if equal >= length and equal > best[1]:
+            best = length, equal
+    return best
+
+
+def _has_followed(keys: Sequence[Hashable], place: int, context: Sequence[Hashable]) -> bool:
+    """Return whether the call at a place has followed a whole round before."""
+    length = len(context)
+    return any(
+        keys[start + length] == keys[place] and keys[start : start + length] == context
+        for start in range(place - length)
+    )
+
+
+def _edit(keys: Sequence[Hashable], place: int, length: int) -> tuple[int, int] | None:
+    """Return how many calls of the round were left out, or posted too many, up to a place.
+
+    Returns:
+        None where the calls from there on are no later ones of the round, nor a part of it again.
+    """
+    rest, loop = keys[place:], keys[place - length : place]
+    for fewer in range(1, length):
+        if all(key == loop[(fewer + k) % length] for k, key in enumerate(rest)):
+            return fewer, 0
+    for more in range(1, length):
+        again = [*loop[length - more :], *loop]
+        if all(key == again[k % len(again)] for k, key in enumerate(rest[: len(again)])):
+            return 0, more
+    return None

@@ -1,6 +1,7 @@
 """Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
 
-Each thread of a rank waits in one call, for all members that have not come to it. A repair supposes
+Each thread of a rank waits in one call, for all members that have not come to it, or in a receive
+from any source for any of its senders. A repair supposes
 of some ranks that they behave as their peers expect: they come to every call, and what they post
 fits. What is released then is a least fixpoint: a thread goes on once all come for which it waits,
 and a thread that goes on comes to its peers' calls. One that waits for nobody, and whose rank is
@@ -31,12 +32,14 @@ class Wait:
         call: The call, a collective or a transfer.
         awaited: Ranks that have not posted the call, or its other half, or are in an earlier one.
         threads: Which threads of these may come to it; any of a rank that is left out.
+        is_any: Whether any of these ranks suffices, as for a receive from any source.
     """
 
     rank: int
     call: Call
     awaited: frozenset[int]
     threads: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    is_any: bool = False
 
     def is_held_up_by(self, other: Wait) -> bool:
         """Return whether the thread of an awaited rank that is to come is in another wait."""
@@ -150,11 +153,17 @@ class WaitGraph:
                 self._holding_up(wait, one) or (self.waiting.get(one, []) if joins else [])
                 for one in missing
             ]
-            if not all(held_up_by):
-                continue  # a thread that waits for nobody never comes
-            blocked[id(wait)] = sum(map(len, held_up_by))
-            if not missing:
+            if not wait.is_any:
+                if not all(held_up_by):
+                    continue  # a thread that waits for nobody never comes
+                blocked[id(wait)] = sum(map(len, held_up_by))
+                done = not missing
+            else:
+                blocked[id(wait)] = 1
+                done = len(missing) < len(wait.awaited)
+            if done:
                 going.append(wait)
+                continue
             for one in (one for some in held_up_by for one in some):
                 followers.setdefault(id(one), []).append(wait)
         free: Counter[int] = Counter()

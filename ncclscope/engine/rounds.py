@@ -42,6 +42,7 @@ class LeftOut:
             comes from a line of its own in the round, which only another loop would reach again.
         statements: Number of statements that post the calls left out: a collective of objects
             posts two.
+        usual: Whether its call has come after the loop before, as after one of fewer rounds.
     """
 
     calls: int
@@ -49,6 +50,7 @@ class LeftOut:
     left: bool
     repeated: int = 0
     statements: int = 0
+    usual: bool = False
 
     @property
     def rather_repeated(self) -> bool:
@@ -94,9 +96,11 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                     count = _statements([past[at - length] for at in range(skipped)])
                     return LeftOut(skipped, 1 + equal, False, again, count)
             known = any(mine[0] == key[shown] for key in history)
-            if not known and may_follow(own[0], past[-length:]):
+            usual = known and _has_ended(history, mine[0], length, shown)
+            if usual or (not known and may_follow(own[0], past[-length:])):
                 missing = length - _offset(history, length)
-                return LeftOut(missing, 1 + _equal_before(history, predicted[:missing]), left=True)
+                equal = _equal_before(history, predicted[:missing])
+                return LeftOut(missing, 1 + equal, left=True, usual=usual)
     return None
 
 
@@ -218,6 +222,15 @@ def _continued(history: list[Key], ahead: list[Key], length: int) -> list[Key] |
         return predicted
     # The peers may have left the loop as well, after at least one whole round.
     return ahead if ahead[:length] == predicted[:length] else None
+
+
+def _has_ended(history: list[Key], call: Key, length: int, shown: slice) -> bool:
+    """Return whether a call has followed the last round before, as the first one after a loop."""
+    last = history[-length:]
+    return any(
+        history[start : start + length] == last and history[start + length][shown] == call
+        for start in range(len(history) - length)
+    )
 
 
 def _equal_before(history: list[Key], block: list[Key]) -> int:

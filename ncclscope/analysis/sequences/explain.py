@@ -115,7 +115,8 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
         posted = odd[1].call(seq)
         if (rounds := left_out(odd[1], peer[1], seq)) is not None:
             missing = Edit(0, 0, 0, rounds.calls, 0)
-            if rounds.left and posted.op not in BARRIERS:  # or it took another branch
+            # A call that is new may be another branch of the loop.
+            if rounds.left and not rounds.usual and posted.op not in BARRIERS:
                 return EditExplanation(found, other=missing)
             if rounds.rather_repeated:
                 return EditExplanation([Edit(0, 1, 0, 0, 0)], other=missing)

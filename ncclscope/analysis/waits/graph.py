@@ -54,6 +54,9 @@ def wait_graph(case: Case) -> WaitGraph:
     for number, own in halves.items():
         for call in first_of_threads(half[0] for half in own):
             _put_first(heads, number, call)
+    any_source = {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
+    for one in any_source.values():
+        _put_first(heads, one.rank, one.call)
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
     waits = []
@@ -61,14 +64,18 @@ def wait_graph(case: Case) -> WaitGraph:
         if case.waits.is_outside(number) or number in unseen or number in vanished:
             continue
         threads: dict[int, frozenset[int]] = {}
-        if call.op in P2P_OPS:
-            awaited = _awaited_in_transfers(call, halves[number], heads)
+        is_any = number in any_source and any_source[number].call == call
+        if is_any:
+            awaited = {*any_source[number].peers}
+        elif call.op in P2P_OPS:
+            awaited = _awaited_in_transfers(call, halves.get(number, ()), heads)
         else:
             awaited = _awaited_by_members(case, number, call, heads)
             threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
-        awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
+        if not is_any:
+            awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
         if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
-            waits.append(Wait(number, call, frozenset(awaited), threads))
+            waits.append(Wait(number, call, frozenset(awaited), threads, is_any))
     abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
     abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
     known = {wait.rank for wait in waits} | vanished

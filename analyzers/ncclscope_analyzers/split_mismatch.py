@@ -132,6 +132,9 @@ class SplitMismatch(ParameterMismatch):
         pairs = len({frozenset(edge[:2]) for edge in unfit})
         in_all = [place for place, count in counts.items() if count == pairs]
         alone = in_all if len(in_all) == 1 and pairs > 1 else []
+        wrong = [place for place in counts if not _adds_up(calls[place])]
+        if len(wrong) == 1:
+            alone = wrong
         ranks = comm.ranks
         sender, receiver, sent, expected = unfit[0]
         first = (
@@ -141,6 +144,8 @@ class SplitMismatch(ParameterMismatch):
         where = f"call {seq} on {comm_text(comm)}, all_to_all"
         summary = (
             f"{who} split its tensors in {where} differently than all its peers expect: {first}."
+            if alone and not wrong
+            else f"{who} split its tensors in {where} into more or fewer rows than they have: {first}."
             if alone
             else f"In {where}, the splits of "
             f"{ranks_text(sorted(ranks[place] for place in counts))} do not match: {first}."
@@ -210,6 +215,16 @@ def _exchanges(logs: Iterable[CallLog], end: int | None, front: int) -> Iterator
             known[signature] = log.call(seq).op == "all_to_all"
         if known[signature]:
             yield seq
+
+
+def _adds_up(call: Call) -> bool:
+    """Return whether the splits of an all_to_all have as many rows as its tensors, if known."""
+    parts = ((call.sizes, call.shape), (call.out_sizes, call.out_shape))
+    return all(
+        sum(sizes) == shape[0]
+        for sizes, shape in parts
+        if sizes is not None and shape and any(sizes)
+    )
 
 
 def _unfit(calls: Mapping[int, Call], size: int) -> Iterator[Edge]:

@@ -142,10 +142,11 @@ class SplitMismatch(ParameterMismatch):
         )
         who = sentence(rank_text(case.run, ranks[alone[0]])) if alone else ""
         where = f"call {seq} on {comm_text(comm)}, all_to_all"
+        how = "into more or fewer rows than they have"
+        if alone != wrong:
+            how = "differently than all its peers expect"
         summary = (
-            f"{who} split its tensors in {where} differently than all its peers expect: {first}."
-            if alone and not wrong
-            else f"{who} split its tensors in {where} into more or fewer rows than they have: {first}."
+            f"{who} split its tensors in {where} {how}: {first}."
             if alone
             else f"In {where}, the splits of "
             f"{ranks_text(sorted(ranks[place] for place in counts))} do not match: {first}."

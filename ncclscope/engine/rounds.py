@@ -13,7 +13,7 @@ them: only that there is one fewer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.model import Call
 from ncclscope.model.log import CallLog
@@ -96,11 +96,12 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                     count = _statements([past[at - length] for at in range(skipped)])
                     return LeftOut(skipped, 1 + equal, False, again, count)
             known = any(mine[0] == key[shown] for key in history)
-            usual = known and _has_ended(history, mine[0], length, shown)
-            if usual or (not known and may_follow(own[0], past[-length:])):
-                missing = length - _offset(history, length)
-                equal = _equal_before(history, predicted[:missing])
-                return LeftOut(missing, 1 + equal, left=True, usual=usual)
+            if not known and may_follow(own[0], past[-length:]):
+                return _left(history, predicted, length)
+        for length in periods(history):
+            predicted = _continued(history, ahead, length)
+            if predicted is not None and _has_ended(history, mine[0], length, shown):
+                return replace(_left(history, predicted, length), usual=True)
     return None
 
 
@@ -222,6 +223,12 @@ def _continued(history: list[Key], ahead: list[Key], length: int) -> list[Key] |
         return predicted
     # The peers may have left the loop as well, after at least one whole round.
     return ahead if ahead[:length] == predicted[:length] else None
+
+
+def _left(history: list[Key], predicted: list[Key], length: int) -> LeftOut:
+    """Return the rest of a round, and the rounds before it, after which a rank left the loop."""
+    missing = length - _offset(history, length)
+    return LeftOut(missing, 1 + _equal_before(history, predicted[:missing]), left=True)
 
 
 def _has_ended(history: list[Key], call: Key, length: int, shown: slice) -> bool:

@@ -27,6 +27,9 @@ from ncclscope.engine.repair import Change
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import P2P_OPS
 
+_OPEN = ("not_joined", "order_cycle")
+"""Kinds of findings on calls that a rank skipped, or has in another order."""
+
 
 def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with the ranks that depart from their rounds as causes.
@@ -46,13 +49,18 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     if not candidates or not graph.waiting or candidates & graph.unseen:
         return list(findings)
     found = {rank: one for rank, one in departures(case.run).items() if rank in candidates}
-    if not found or found.keys() == candidates or _held(case, graph, causes, found):
+    # A majority that departs together may have taken a branch that the others missed.
+    if not found or 2 * len(found) > len(candidates) or _held(case, graph, causes, found):
         return list(findings)
     follows = [
         as_consequence(one) if any(one is other for other in open_causes) else one
         for one in findings
     ]
-    return [*(_finding(case, one, candidates) for one in found.values()), *follows]
+    named = [
+        _finding(case, one, next(other for other in open_causes if rank in other.candidate_ranks))
+        for rank, one in found.items()
+    ]
+    return [*named, *follows]
 
 
 def _held(
@@ -100,29 +108,41 @@ def _next_on(case: Case, one: Departure, key: str) -> int:
     )
 
 
-def _finding(case: Case, one: Departure, candidates: set[int]) -> Finding:
-    first = (one.left_out or one.extra)[0]
-    comm = case.run.communicators[first.comm]
+def _finding(case: Case, one: Departure, left_open: Finding) -> Finding:
+    """Return a finding about a rank that departs from its rounds.
+
+    Args:
+        case: The case.
+        one: Where it does.
+        left_open: The finding that names the rank as a candidate.
+    """
+    edited = one.left_out or one.extra
+    first, count = edited[0], plural(len(edited), "call")
     transfer = first.op in P2P_OPS
-    count = len(one.left_out or one.extra)
+    comm, came = (case.run.communicators[call.comm] for call in (first, one.call))
     who = sentence(rank_text(case.run, one.rank))
-    what = f"{call_text(first)} on {comm_text(comm)}{site_text(first)}"
-    others = sorted(candidates - {one.rank})
+    them = "it" if len(edited) == 1 else "them"
+    instead = f"{call_text(one.call)} on {comm_text(came)}{site_text(one.call)}"
     if one.left_out:
-        kind = "p2p_mismatch" if transfer else "missing_call"
-        did = f"{who} left out {plural(count, 'call')}, from {what} on"
-        habit = f"rank {one.rank} posted {'it' if count == 1 else 'them'} in the rounds before"
+        did = f"left out {count}"
+        later = f"or would have posted {them} later, in the opposite order"
+        then = f"came to {instead}: it skipped {them}, {later}"
+        kind = left_open.kind if left_open.kind in _OPEN else "missing_call"
+        times = ""
     else:
-        kind = "p2p_mismatch" if transfer else "extra_call"
-        did = f"{who} posted {plural(count, 'call')} once more, from {what} on"
-        habit = f"rank {one.rank} posted {'it' if count == 1 else 'them'} once in the rounds before"
-    came = case.run.communicators[one.call.comm]
+        did, then, kind, times = (
+            f"posted {count} once more",
+            f"waits in {instead}",
+            "extra_call",
+            " once",
+        )
+    others = [rank for rank in left_open.candidate_ranks if rank != one.rank]
     seq = None if transfer else _next_on(case, one, first.comm)
     return Finding(
-        kind=kind,
+        kind="p2p_mismatch" if transfer else kind,
         summary=(
-            f"{did}, and came to {call_text(one.call)} on {comm_text(came)}{site_text(one.call)}; "
-            f"{ranks_text(others)} kept to their rounds."
+            f"{who} {did}, from {call_text(first)} on {comm_text(comm)}{site_text(first)} on, and "
+            f"{then}."
         ),
         comm=comm,
         seq=seq,
@@ -133,18 +153,19 @@ def _finding(case: Case, one: Departure, candidates: set[int]) -> Finding:
         confidence="likely",
         role="cause",
         analyzer="accounting",
-        evidence=(f"rank {one.rank} posted {call_text(one.call)}{site_text(one.call)} instead",),
+        evidence=left_open.evidence,
         inferred=(
-            habit,
-            f"what {ranks_text(others)} posted up to here, they posted in each round before",
+            f"rank {one.rank} posted {them}{times} in each of the rounds before",
+            f"{ranks_text(others)} posted what they had posted in the rounds before",
         ),
-        extent=count,
+        extent=len(edited),
         round=one.left_out,
+        hangs=left_open.hangs,
     )
 
 
 def _posted(case: Case, rank: int, first: Call, seq: int | None) -> Call:
-    """Return the call of a peer with a number, if one has posted it; else that of a round before."""
+    """Return a peer's call with a number, where there is one; else the call of a round before."""
     if seq is not None:
         for other, log in case.logs(first.comm).items():
             if other != rank and log.first <= seq <= log.calls:

@@ -1,0 +1,140 @@
+"""Ranks that depart from their own rounds are the cause where no majority decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ncclscope.model import Finding
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+STEP, LAYER, GRADIENTS = "train.py:4 step", "train.py:8 forward", "train.py:12 step"
+PAIRS = ((0, 1), (2, 3))
+REPLICAS = ((0, 2), (1, 3))
+
+
+def causes(cluster: Cluster) -> list[tuple[str, tuple[int, ...], str]]:
+    found = [one for one in cluster.verdict().findings if one.role == "cause"]
+    return sorted((one.kind, one.diverging_ranks, one.confidence) for one in found)
+
+
+def post(
+    cluster: Cluster, ranks: Sequence[int], groups: Sequence[tuple[int, ...]], site: str, **how: Any
+) -> None:
+    """Post a call of some ranks, each on its group."""
+    for group in groups:
+        name = "tp" if groups is PAIRS else "dp"
+        posting = [rank for rank in ranks if rank in group]
+        cluster.post(posting, f"{name}:{group[0]}", members=group, site=site, **how)
+
+
+def test_ranks_without_a_dummy_batch_are_named_though_each_group_has_two(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    for _ in range(4):
+        post(cluster, range(4), REPLICAS, STEP, dtype="int64")
+        post(cluster, range(4), PAIRS, LAYER)
+        post(cluster, range(4), REPLICAS, GRADIENTS)
+    post(cluster, range(4), REPLICAS, STEP, dtype="int64")
+    post(cluster, [0, 1], PAIRS, LAYER)
+    post(cluster, [0, 1], REPLICAS, GRADIENTS, done=False)
+    post(cluster, [2, 3], REPLICAS, STEP, dtype="int64", done=False)
+
+    assert causes(cluster) == [("missing_call", (2,), "likely"), ("missing_call", (3,), "likely")]
+    found = cluster.verdict().cause
+    assert found is not None
+    assert [call.site for call in found.round] == [LAYER, GRADIENTS]
+    assert found.proof is not None
+    assert found.proof["releases"] == found.proof["of"] == 4
+
+
+def test_two_faults_at_once_are_two_causes(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for _ in range(4):
+        for _ in range(3):
+            post(cluster, range(4), PAIRS, LAYER)
+        post(cluster, range(4), REPLICAS, GRADIENTS)
+    for _ in range(2):
+        post(cluster, range(4), PAIRS, LAYER)
+    post(cluster, [0, 3], PAIRS, LAYER, done=False)
+    post(cluster, [1, 2], REPLICAS, GRADIENTS, done=False)
+
+    assert causes(cluster) == [("not_joined", (1,), "likely"), ("not_joined", (2,), "likely")]
+
+
+def served(cluster: Cluster, clients: Sequence[int], *, done: bool = True) -> None:
+    """Let rank 0 receive from any of its clients, and answer all."""
+    for _ in clients:
+        cluster.post([0], "world", "recv", site="server.py:3 serve", done=done)
+    for rank in clients:
+        cluster.post([rank], "world", "send", peer=0, site="client.py:3 ask", done=done)
+
+
+def answered(cluster: Cluster, ranks: Sequence[int], *, done: bool = True) -> None:
+    for rank in ranks:
+        site = "client.py:4 ask" if rank else "server.py:4 serve"
+        cluster.post([rank], "world", "broadcast", root=0, site=site, done=done)
+
+
+def test_a_client_that_asked_for_nothing_is_named_to_a_server_that_receives_from_any(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    for _ in range(4):
+        served(cluster, [1, 2, 3])
+        answered(cluster, range(4))
+    served(cluster, [1, 3])
+    cluster.post([0], "world", "recv", site="server.py:3 serve", done=False)
+    answered(cluster, [1, 2, 3], done=False)
+
+    assert causes(cluster) == [("p2p_mismatch", (2,), "likely")]
+    found = cluster.verdict().cause
+    assert found is not None
+    assert found.peers is not None
+    assert (found.peers.op, found.peers.site) == ("send", "client.py:3 ask")
+
+
+def test_leaving_the_loop_is_no_departure(cluster_of: ClusterOf) -> None:
+    """One of two has a step more, or the other one fewer: the new call shows neither."""
+    cluster = cluster_of(2)
+    for _ in range(6):
+        cluster.post([0, 1], "world", site=LAYER)
+        cluster.post([0, 1], "world", "all_gather", site=GRADIENTS)
+    cluster.post([0], "world", "barrier", site="train.py:20 main", done=False)
+    cluster.post([1], "world", site=LAYER, done=False)
+
+    assert all(one.analyzer != "accounting" for one in cluster.verdict().findings)
+
+
+def test_an_inner_loop_that_one_rank_left_a_round_earlier(cluster_of: ClusterOf) -> None:
+    """Requests differ in their numbers of tokens, so that both calls were posted here before."""
+    cluster = cluster_of(3)
+    token, end = "decode.py:8 decode", "serve.py:18 serve"
+    for tokens in (5, 3, 6, 4):
+        for _ in range(tokens):
+            cluster.post(range(3), "world", site=token)
+            cluster.post(range(3), "world", "broadcast", root=0, site="decode.py:9 decode")
+        cluster.post(range(3), "world", "all_gather", site=end)
+    for _ in range(3):
+        cluster.post(range(3), "world", site=token)
+        cluster.post(range(3), "world", "broadcast", root=0, site="decode.py:9 decode")
+    cluster.post([0, 2], "world", site=token, done=False)
+    cluster.post([1], "world", "all_gather", site=end, done=False)
+
+    assert causes(cluster) == [("missing_call", (1,), "likely")]
+    found: Finding | None = cluster.verdict().cause
+    assert found is not None
+    assert found.extent == 2
+
+
+def test_splits_that_do_not_add_up_are_wrong_themselves(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    even = {"sizes": (2, 2, 2), "out_sizes": (2, 2, 2), "shape": (6,)}
+    for _ in range(2):
+        cluster.post(range(3), "world", "all_to_all", **even)
+    cluster.post([0, 2], "world", "all_to_all", done=False, **even)
+    cluster.post([1], "world", "all_to_all", done=False, **{**even, "sizes": (2, 2, 3)})
+
+    assert causes(cluster) == [("split_mismatch", (1,), "certain")]

@@ -11,7 +11,7 @@ after many steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclscope.engine.rounds import EVEN
@@ -48,33 +48,42 @@ def departures(run: Run) -> dict[int, Departure]:
     """Return where ranks depart from their rounds, the latest place of all threads.
 
     Ranks are left out that keep to their rounds, have none, or posted a call that is in none of
-    them. So are those whose peers did the same.
+    them. So are those whose peers all depart at the same call.
 
     Args:
         run: The run.
     """
+    streams = {rank.rank: [*_by_thread(_stream(rank))] for rank in run.ranks}
     found = {}
-    for rank in run.ranks:
+    for rank, threads in streams.items():
         own = [
             one
-            for calls in _by_thread(_stream(rank))
-            if (one := _latest(rank.rank, calls)) and not _is_shared(run, one)
+            for calls in threads
+            if (one := _latest(rank, calls)) and not _is_shared(run, streams, one)
         ]
         if own:
-            found[rank.rank] = max(own, key=lambda one: one.call.position)
+            found[rank] = max(own, key=lambda one: one.call.position)
     return found
 
 
-def _is_shared(run: Run, one: Departure) -> bool:
-    """Return whether all other members posted the same call from the same line."""
+def _is_shared(run: Run, streams: Mapping[int, Sequence[list[Call]]], one: Departure) -> bool:
+    """Return whether all other members posted the same call, and depart from their rounds there."""
     call = one.call
     if call.op in P2P_OPS:
         return False
-    logs = [rank.logs[call.comm] for rank in run.members(call.comm) if rank.rank != one.rank]
-    return bool(logs) and all(
-        log.first <= call.seq <= log.calls and _key(log.call(call.seq)) == _key(call)
-        for log in logs
+    others = [rank.rank for rank in run.members(call.comm) if rank.rank != one.rank]
+    return bool(others) and all(
+        any(_departs_at(calls, call) for calls in streams[other]) for other in others
     )
+
+
+def _departs_at(calls: Sequence[Call], call: Call) -> bool:
+    """Return whether a thread posted a call of its peer, and departs from its rounds there."""
+    for place, own in enumerate(calls):
+        if (own.comm, own.seq) == (call.comm, call.seq) and own.op not in P2P_OPS:
+            keys = [_key(one) for one in calls]
+            return _key(call) == keys[place] and _edit_at(keys, place) is not None
+    return False
 
 
 def _stream(rank: Rank) -> list[Call]:
@@ -96,24 +105,30 @@ def _by_thread(calls: Sequence[Call]) -> Iterator[list[Call]]:
 def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
     keys = [_key(call) for call in calls]
     for place in range(len(keys) - 1, max(0, len(keys) - NEWEST), -1):
-        length, equal = _round(keys, place)
-        if equal < (SHORTEST - 1) * length or keys[place] == keys[place - length]:
-            continue
-        context = keys[place - length : place]
-        if _has_followed(keys, place, context):
-            continue
-        edit = _edit(keys, place, length)
-        if edit is None:
-            continue
-        fewer, more = edit
-        start = place - length
-        return Departure(
-            number,
-            calls[place],
-            tuple(calls[start : start + fewer]),
-            tuple(calls[place : place + more]),
-        )
+        if (edit := _edit_at(keys, place)) is not None:
+            left_out, extra = (tuple(calls[start:stop]) for start, stop in edit)
+            return Departure(number, calls[place], left_out, extra)
     return None
+
+
+def _edit_at(
+    keys: Sequence[Hashable], place: int
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return which earlier calls were left out at a place, and which were posted once more.
+
+    Returns:
+        None where the call at the place is the usual one.
+    """
+    length, equal = _round(keys, place)
+    if equal < (SHORTEST - 1) * length or keys[place] == keys[place - length]:
+        return None
+    if _has_followed(keys, place, keys[place - length : place]):
+        return None
+    edit = _edit(keys, place, length)
+    if edit is None:
+        return None
+    start = place - length
+    return (start, start + edit[0]), (place, place + edit[1])
 
 
 def _key(call: Call) -> Hashable:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import as_consequence
 from ncclscope.analysis.proofs.proof import Played, play, repair_of
+from ncclscope.analysis.waits.endings import failed
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -44,23 +45,49 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
         ranks leaves others waiting.
     """
     causes = [one for one in findings if one.role == "cause"]
-    open_causes = [one for one in causes if not one.diverging_ranks]
-    candidates = {rank for one in open_causes for rank in one.candidate_ranks}
-    if not candidates or not graph.waiting or candidates & graph.unseen:
+    sure = any(one.confidence == "certain" for one in causes)
+    if not causes or sure or not graph.waiting or graph.unseen:
         return list(findings)
-    found = {rank: one for rank, one in departures(case.run).items() if rank in candidates}
-    # A majority that departs together may have taken a branch that the others missed.
-    if not found or 2 * len(found) > len(candidates) or _held(case, graph, causes, found):
+    found = _departures(case, graph)
+    kept = [one for one in causes if _is_kept(graph, one, found)]
+    named = {rank for one in kept for rank in one.diverging_ranks}
+    new = [one for rank, one in found.items() if rank not in named]
+    if not new or _held(case, graph, kept, found):
         return list(findings)
     follows = [
-        as_consequence(one) if any(one is other for other in open_causes) else one
+        as_consequence(one)
+        if one.role == "cause" and not any(one is other for other in kept)
+        else one
         for one in findings
     ]
-    named = [
-        _finding(case, one, next(other for other in open_causes if rank in other.candidate_ranks))
-        for rank, one in found.items()
-    ]
-    return [*named, *follows]
+    dropped = [one for one in causes if not any(one is other for other in kept)] or causes
+    return [*(_finding(case, one, _like(one, dropped)) for one in new), *follows]
+
+
+def _departures(case: Case, graph: WaitGraph) -> dict[int, Departure]:
+    """Return the departures in a hang; none where most of its ranks depart from their rounds.
+
+    A majority that departs together may have taken a branch that the others missed.
+    """
+    hanging = graph.waiting.keys() | graph.sinks
+    found = {
+        rank: one
+        for rank, one in departures(case.run).items()
+        if rank in hanging and not failed(case.run.by_rank[rank])
+    }
+    return {} if 2 * len(found) > len(hanging) else found
+
+
+def _is_kept(graph: WaitGraph, finding: Finding, found: Mapping[int, Departure]) -> bool:
+    """Return whether a cause names a rank that departs from its rounds, or waits for nobody."""
+    ranks = {*finding.diverging_ranks}
+    return bool(ranks) and (bool(ranks & found.keys()) or not ranks <= graph.waiting.keys())
+
+
+def _like(one: Departure, causes: Sequence[Finding]) -> Finding:
+    """Return the cause that has a rank among its candidates, or any."""
+    own = [cause for cause in causes if one.rank in cause.candidate_ranks]
+    return own[0] if own else causes[0]
 
 
 def _held(
@@ -136,7 +163,7 @@ def _finding(case: Case, one: Departure, left_open: Finding) -> Finding:
             "extra_call",
             " once",
         )
-    others = [rank for rank in left_open.candidate_ranks if rank != one.rank]
+    others = sorted({*left_open.candidate_ranks, *left_open.diverging_ranks} - {one.rank})
     seq = None if transfer else _next_on(case, one, first.comm)
     return Finding(
         kind="p2p_mismatch" if transfer else kind,

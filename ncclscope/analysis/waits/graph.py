@@ -55,8 +55,8 @@ def wait_graph(case: Case) -> WaitGraph:
         for call in first_of_threads(half[0] for half in own):
             _put_first(heads, number, call)
     any_source = {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
-    for one in any_source.values():
-        _put_first(heads, one.rank, one.call)
+    for number, transfer in any_source.items():
+        _put_first(heads, number, transfer.call)
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
     waits = []

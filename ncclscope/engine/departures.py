@@ -43,6 +43,12 @@ class Departure:
     left_out: tuple[Call, ...] = ()
     extra: tuple[Call, ...] = ()
 
+    @property
+    def likeness(self) -> Hashable:
+        """What ranks have in common that depart in the same way, each in groups of its own."""
+        edited = self.left_out or self.extra
+        return bool(self.left_out), *((one.op, one.site, one.user_site) for one in edited)
+
 
 def departures(run: Run) -> dict[int, Departure]:
     """Return where ranks depart from their rounds, the latest place of all threads.
@@ -163,15 +169,21 @@ def _has_followed(keys: Sequence[Hashable], place: int, context: Sequence[Hashab
 def _edit(keys: Sequence[Hashable], place: int, length: int) -> tuple[int, int] | None:
     """Return how many calls of the round were left out, or posted too many, up to a place.
 
+    One decision leaves out the rest of a round. Calls left out that end with those that may have
+    been posted once more instead would be two: the latter are taken.
+
     Returns:
         None where the calls from there on are no later ones of the round, nor a part of it again.
     """
     rest, loop = keys[place:], keys[place - length : place]
-    for fewer in range(1, length):
-        if all(key == loop[(fewer + k) % length] for k, key in enumerate(rest)):
-            return fewer, 0
-    for more in range(1, length):
-        again = [*loop[length - more :], *loop]
-        if all(key == again[k % len(again)] for k, key in enumerate(rest[: len(again)])):
-            return 0, more
-    return None
+    counts = range(1, length)
+    fewer = next((count for count in counts if _agree(rest, [*loop[count:], *loop[:count]])), 0)
+    more = next((count for count in counts if _agree(rest, [*loop[length - count :], *loop])), 0)
+    if more and (not fewer or loop[:fewer][-more:] == loop[length - more :]):
+        return 0, more
+    return (fewer, 0) if fewer else None
+
+
+def _agree(rest: Sequence[Hashable], expected: Sequence[Hashable]) -> bool:
+    """Return whether calls are the expected ones, as far as both go."""
+    return all(one == other for one, other in zip(rest, expected, strict=False))

@@ -21,8 +21,8 @@ LOAD = "load"
 RAISED = "raised"
 """The newest exception; the detail is its type and the line, the number 1 if a thread ended."""
 CPU = "cpu"
-"""CPU time since the newest call: since the first heartbeat after it, the process has used as many
-microseconds as the number. It lasts as long as there are heartbeats."""
+"""CPU time since the newest call: since the first heartbeat after it, the process and those that it
+started have used as many microseconds as the number. It lasts as long as there are heartbeats."""
 WORKER_DIED = "worker_died"
 """In an engine: a worker that ended unexpectedly; the detail is its name and its exit status, as
 vLLM logs them, and the number is its place among the engine's workers, from 1."""

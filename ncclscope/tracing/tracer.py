@@ -39,6 +39,7 @@ from ncclscope.tracing.comm import Comm, Comms, NamelessTemplate, Template, desc
 from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.host import CallGuard
 from ncclscope.tracing.known import warn_of_unknown
+from ncclscope.tracing.started import started_time_ns
 
 __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
@@ -404,7 +405,9 @@ _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
 class Heart:
     """Stores heartbeats in a ring, with the process's CPU time since its newest call.
 
-    After a kill, the CPU time distinguishes a rank that was busy from one that was blocked.
+    After a kill, the CPU time distinguishes a rank that was busy from one that was blocked. That of
+    processes that it started counts, too, from the second heartbeat on: a job that moves pays
+    nothing for it.
 
     Args:
         tracer: Has the ring.
@@ -414,13 +417,20 @@ class Heart:
         self._tracer = tracer
         self._position = -1
         self._since = self._used = 0
+        self._started: int | None = None
 
     def beat(self) -> None:
         """Store a heartbeat."""
         ring, used = self._tracer.ring, time.process_time_ns()
+        started = 0
         if ring.position != self._position:
             self._position, self._since, self._used = ring.position, now_ns(), used
-        work = (used - self._used) // 1000
+            self._started = None
+        elif self._started is None:
+            self._started = started_time_ns()
+        else:
+            started = max(started_time_ns() - self._started, 0)
+        work = (used - self._used + started) // 1000
         self._tracer.activity(CPU).begin(number=work, since=self._since)
         ring.store_heartbeat()
 

@@ -6,7 +6,7 @@ loop it looks the same. So lateness is no hang, and never certain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
@@ -95,7 +95,7 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         confidence="likely" if len(absent) == 1 else "ambiguous",
         role="cause",
         analyzer="late",
-        evidence=tuple(f"rank {rank} uses {share:.0%} of a core" for rank, share in shares.items()),
+        evidence=_uses(shares),
         inferred=(f"{ranks_text(absent)} may still come to the call",),
     )
 
@@ -137,9 +137,16 @@ def _late(case: Case, finding: Finding) -> Finding:
         confidence="likely" if is_few else "ambiguous",
         evidence=(
             *finding.evidence,
-            *(f"rank {rank} uses {share:.0%} of a core" for rank, share in at_work.items()),
+            *_uses(at_work),
         ),
         inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+    )
+
+
+def _uses(shares: Mapping[int, float | None]) -> tuple[str, ...]:
+    return tuple(
+        f"rank {rank}, with the processes that it started, uses {share:.0%} of a core"
+        for rank, share in shares.items()
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.findings import subject_of
 from ncclscope.analysis.precedence import as_consequence
 from ncclscope.analysis.proofs.proof import Played, play, repair_of
 from ncclscope.analysis.waits.endings import failed
@@ -17,10 +18,9 @@ from ncclscope.analysis.wording import (
     call_text,
     comm_text,
     plural,
-    rank_text,
     ranks_text,
-    sentence,
     site_text,
+    verb,
 )
 from ncclscope.engine.departures import Departure, departures
 from ncclscope.engine.graph import WaitGraph
@@ -61,7 +61,10 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
         for one in findings
     ]
     dropped = [one for one in causes if not any(one is other for other in kept)] or causes
-    return [*(_finding(case, one, _like(one, dropped)) for one in new), *follows]
+    alike: dict[object, list[Departure]] = {}
+    for one in new:
+        alike.setdefault(one.likeness, []).append(one)
+    return [*(_finding(case, some, _like(some[0], dropped)) for some in alike.values()), *follows]
 
 
 def _departures(case: Case, graph: WaitGraph) -> dict[int, Departure]:
@@ -79,9 +82,16 @@ def _departures(case: Case, graph: WaitGraph) -> dict[int, Departure]:
 
 
 def _is_kept(graph: WaitGraph, finding: Finding, found: Mapping[int, Departure]) -> bool:
-    """Return whether a cause names a rank that departs from its rounds, or waits for nobody."""
+    """Return whether a cause names ranks whose calls differ, or which wait for nobody.
+
+    That a rank never joined a call follows from where it departed from its rounds. So do calls left
+    out on one communicator, if it left out others, too.
+    """
     ranks = {*finding.diverging_ranks}
-    return bool(ranks) and (bool(ranks & found.keys()) or not ranks <= graph.waiting.keys())
+    if departed := [one for rank, one in found.items() if rank in ranks]:
+        more = all(len(one.left_out) > finding.extent for one in departed)
+        return finding.kind != "not_joined" and not (finding.kind == "missing_call" and more)
+    return bool(ranks) and not ranks <= graph.waiting.keys()
 
 
 def _like(one: Departure, causes: Sequence[Finding]) -> Finding:
@@ -135,59 +145,58 @@ def _next_on(case: Case, one: Departure, key: str) -> int:
     )
 
 
-def _finding(case: Case, one: Departure, left_open: Finding) -> Finding:
-    """Return a finding about a rank that departs from its rounds.
+def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Finding:
+    """Return a finding about ranks that depart from their rounds in the same way.
 
     Args:
         case: The case.
-        one: Where it does.
-        left_open: The finding that names the rank as a candidate.
+        departed: Where they do.
+        instead_of: The finding that left open whether they diverged, or what they did.
     """
+    one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
     edited = one.left_out or one.extra
     first, count = edited[0], plural(len(edited), "call")
     transfer = first.op in P2P_OPS
     comm, came = (case.run.communicators[call.comm] for call in (first, one.call))
-    who = sentence(rank_text(case.run, one.rank))
-    them = "it" if len(edited) == 1 else "them"
+    it = "it" if len(edited) == 1 else "them"
+    each = "" if len(ranks) == 1 else "each "
+    begins = "" if len(ranks) == 1 else f"rank {one.rank} "
     instead = f"{call_text(one.call)} on {comm_text(came)}{site_text(one.call)}"
     if one.left_out:
-        did = f"left out {count}"
-        later = f"or would have posted {them} later, in the opposite order"
-        then = f"came to {instead}: it skipped {them}, {later}"
-        kind = left_open.kind if left_open.kind in _OPEN else "missing_call"
-        times = ""
+        did, times = f"left out {count}", ""
+        then = f"came to {instead}"
+        if len(edited) == 1:
+            then += ": it was skipped, or would have come later, in the opposite order"
+        kind = instead_of.kind if instead_of.kind in _OPEN else "missing_call"
     else:
-        did, then, kind, times = (
-            f"posted {count} once more",
-            f"waits in {instead}",
-            "extra_call",
-            " once",
-        )
-    others = sorted({*left_open.candidate_ranks, *left_open.diverging_ranks} - {one.rank})
+        did, times, kind = f"posted {count} once more", " once", "extra_call"
+        then = f"{'waits' if begins else verb(ranks, 'wait')} in {instead}"
+    others = sorted({*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks})
+    kept = f"{ranks_text(others)} posted what they had posted in the rounds before"
     seq = None if transfer else _next_on(case, one, first.comm)
     return Finding(
         kind="p2p_mismatch" if transfer else kind,
         summary=(
-            f"{who} {did}, from {call_text(first)} on {comm_text(comm)}{site_text(first)} on, and "
-            f"{then}."
+            f"{subject_of(case, ranks)} {each}{did}, {begins}from {call_text(first)} on "
+            f"{comm_text(comm)}{site_text(first)} on, and {then}."
         ),
         comm=comm,
         seq=seq,
-        diverging_ranks=(one.rank,),
+        diverging_ranks=ranks,
         odd=one.call,
         odd_is="call",
         peers=_posted(case, one.rank, first, seq),
         confidence="likely",
         role="cause",
         analyzer="accounting",
-        evidence=left_open.evidence,
+        evidence=instead_of.evidence,
         inferred=(
-            f"rank {one.rank} posted {them}{times} in each of the rounds before",
-            f"{ranks_text(others)} posted what they had posted in the rounds before",
+            f"{ranks_text(ranks)} posted {it}{times} in each of the rounds before",
+            *([kept] if others else []),
         ),
         extent=len(edited),
         round=one.left_out,
-        hangs=left_open.hangs,
+        hangs=instead_of.hangs,
     )
 
 

@@ -42,7 +42,7 @@ def test_ranks_without_a_dummy_batch_are_named_though_each_group_has_two(
     post(cluster, [0, 1], REPLICAS, GRADIENTS, done=False)
     post(cluster, [2, 3], REPLICAS, STEP, dtype="int64", done=False)
 
-    assert causes(cluster) == [("missing_call", (2,), "likely"), ("missing_call", (3,), "likely")]
+    assert causes(cluster) == [("missing_call", (2, 3), "likely")]
     found = cluster.verdict().cause
     assert found is not None
     assert [call.site for call in found.round] == [LAYER, GRADIENTS]
@@ -50,18 +50,59 @@ def test_ranks_without_a_dummy_batch_are_named_though_each_group_has_two(
     assert found.proof["releases"] == found.proof["of"] == 4
 
 
+def layers(cluster: Cluster, ranks: Sequence[int], count: int = 3, *, done: bool = True) -> None:
+    for _ in range(count):
+        post(cluster, ranks, PAIRS, LAYER, done=done)
+
+
+def test_ranks_of_different_groups_with_the_same_fault_are_one_cause(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    for _ in range(4):
+        layers(cluster, range(4))
+        post(cluster, range(4), REPLICAS, GRADIENTS)
+    layers(cluster, range(4), 2)
+    layers(cluster, [0, 3], 1, done=False)
+    post(cluster, [1, 2], REPLICAS, GRADIENTS, done=False)
+
+    assert causes(cluster) == [("not_joined", (1, 2), "likely")]
+
+
 def test_two_faults_at_once_are_two_causes(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     for _ in range(4):
-        for _ in range(3):
-            post(cluster, range(4), PAIRS, LAYER)
+        layers(cluster, range(4))
         post(cluster, range(4), REPLICAS, GRADIENTS)
-    for _ in range(2):
-        post(cluster, range(4), PAIRS, LAYER)
-    post(cluster, [0, 3], PAIRS, LAYER, done=False)
+    layers(cluster, range(4), 1)
+    layers(cluster, [2, 3], 1)
+    layers(cluster, [0, 3], 1, done=False)
     post(cluster, [1, 2], REPLICAS, GRADIENTS, done=False)
 
     assert causes(cluster) == [("not_joined", (1,), "likely"), ("not_joined", (2,), "likely")]
+
+
+def test_a_round_posted_twice_is_seen_where_its_partner_took_it_for_the_next(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 3 runs a layer twice; rank 2 takes its call for that of the next step."""
+    cluster = cluster_of(4)
+    for _ in range(4):
+        layers(cluster, range(4))
+        post(cluster, range(4), REPLICAS, GRADIENTS)
+    layers(cluster, range(4))
+    post(cluster, [0, 2], REPLICAS, GRADIENTS)
+    layers(cluster, [3], 1)
+    post(cluster, [1, 3], REPLICAS, GRADIENTS)
+    layers(cluster, [0, 1])
+    layers(cluster, [2])
+    layers(cluster, [3], 2)
+    post(cluster, [0, 2], REPLICAS, GRADIENTS)
+    cluster.post([0, 2], "world", site="train.py:14 step", done=False)
+    post(cluster, [1], REPLICAS, GRADIENTS, done=False)
+    layers(cluster, [3], 1, done=False)
+
+    assert causes(cluster) == [("extra_call", (3,), "likely")]
 
 
 def served(cluster: Cluster, clients: Sequence[int], *, done: bool = True) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.model.activities import COMPILE, CPU, STORE_WAIT
 from ncclscope.tracing import tracer as tracing
+from ncclscope.tracing.started import started_time_ns
 from tests.support.cluster import Cluster
 from tests.support.rings import read, tracer_in
 
@@ -165,3 +168,37 @@ def test_heartbeats_count_cpu_time_from_the_newest_call_on(
 
     assert (first.number, second.number) == (500_000, 0)
     assert second.since_ns - first.since_ns == 3_000_000_000
+
+
+@pytest.mark.both_writers
+def test_heartbeats_count_the_cpu_time_of_started_processes(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that compiles in other processes is at work; a job that moves never asks."""
+    started = iter([7_000_000_000, 8_500_000_000])
+    monkeypatch.setattr(tracing, "started_time_ns", lambda: next(started))
+    monkeypatch.setattr(tracing.time, "process_time_ns", lambda: 0)
+    tracer = tracer_in(rings, rank=0, world_size=1)
+    comm = tracer.communicator("KEY", "world", [0], "gloo")
+    heart = tracing.Heart(tracer)
+
+    for _ in range(3):
+        tracer.record(comm, "all_reduce", shape=(2,), dtype="float32", redop="sum")
+        heart.beat()
+    heart.beat()
+    heart.beat()
+
+    assert read(tracer.path).activities[CPU].number == 1_500_000
+
+
+def test_time_of_started_processes_counts_while_they_run_and_afterwards() -> None:
+    spin = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(); sys.stdin.read()"
+    before = started_time_ns()
+    with subprocess.Popen(
+        [sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        running = started_time_ns()
+    assert running - before > 250_000_000
+    assert started_time_ns() >= running

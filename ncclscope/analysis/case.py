@@ -163,6 +163,11 @@ class Case(Records):
                 if broke_pattern(self, divergence):
                     found.append(self._of_equal_weight(divergence))
                     break
+                kept = majority_of_kind(self, divergence)
+                if kept not in (None, divergence.majority) and is_new_to_all(self, divergence, kept):
+                    # The other replicas did what the smaller side did, as all had before.
+                    found += self._undecided(divergence, singled)
+                    break
                 for group in divergence.groups[1:]:
                     singled.update(group)
                     basis = "new call" if is_new_to_all(self, divergence, group) else "majority"

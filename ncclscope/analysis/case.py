@@ -164,7 +164,9 @@ class Case(Records):
                     found.append(self._of_equal_weight(divergence))
                     break
                 kept = majority_of_kind(self, divergence)
-                if kept not in (None, divergence.majority) and is_new_to_all(self, divergence, kept):
+                if kept not in (None, divergence.majority) and is_new_to_all(
+                    self, divergence, kept
+                ):
                     # The other replicas did what the smaller side did, as all had before.
                     found += self._undecided(divergence, singled)
                     break

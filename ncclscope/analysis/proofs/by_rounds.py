@@ -8,6 +8,7 @@ as their repair releases all that waits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.findings import subject_of
@@ -28,6 +29,8 @@ from ncclscope.engine.repair import Change
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import P2P_OPS
 
+_SHOWN = 6
+"""Calls left out, or posted once more, that are listed."""
 _OPEN = ("not_joined", "order_cycle")
 """Kinds of findings on calls that a rank skipped, or has in another order."""
 
@@ -156,9 +159,7 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
     one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
     edited = one.left_out or one.extra
     first, count = edited[0], plural(len(edited), "call")
-    transfer = first.op in P2P_OPS
     comm, came = (case.run.communicators[call.comm] for call in (first, one.call))
-    it = "it" if len(edited) == 1 else "them"
     each = "" if len(ranks) == 1 else "each "
     begins = "" if len(ranks) == 1 else f"rank {one.rank} "
     instead = f"{call_text(one.call)} on {comm_text(came)}{site_text(one.call)}"
@@ -173,25 +174,26 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         then = f"{'waits' if begins else verb(ranks, 'wait')} in {instead}"
     others = sorted({*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks})
     kept = f"{ranks_text(others)} posted what they had posted in the rounds before"
-    seq = None if transfer else _next_on(case, one, first.comm)
+    shown = _first_posted(case, one, ranks)
     return Finding(
-        kind="p2p_mismatch" if transfer else kind,
+        kind="p2p_mismatch" if first.op in P2P_OPS else kind,
         summary=(
             f"{subject_of(case, ranks)} {each}{did}, {begins}from {call_text(first)} on "
             f"{comm_text(comm)}{site_text(first)} on, and {then}."
         ),
-        comm=comm,
-        seq=seq,
+        comm=comm if shown is None else case.run.communicators[shown.comm],
+        seq=None if shown is None else shown.seq,
         diverging_ranks=ranks,
         odd=one.call,
         odd_is="call",
-        peers=_posted(case, one.rank, first, seq),
+        peers=first if shown is None else shown,
         confidence="likely",
         role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(
-            f"{ranks_text(ranks)} posted {it}{times} in each of the rounds before",
+            f"in each of the rounds before, rank {one.rank} posted here{times}: "
+            f"{_listed(case, edited)}",
             *([kept] if others else []),
         ),
         extent=len(edited),
@@ -200,10 +202,27 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
     )
 
 
-def _posted(case: Case, rank: int, first: Call, seq: int | None) -> Call:
-    """Return a peer's call with a number, where there is one; else the call of a round before."""
-    if seq is not None:
-        for other, log in case.logs(first.comm).items():
-            if other != rank and log.first <= seq <= log.calls:
+def _listed(case: Case, calls: Sequence[Call]) -> str:
+    """Return calls in words, with their communicators and lines."""
+    shown = [
+        f"{call_text(call)} on {case.run.communicators[call.comm].label}{site_text(call)}"
+        for call in calls[:_SHOWN]
+    ]
+    more = [f"{len(calls) - _SHOWN} more"] if len(calls) > _SHOWN else []
+    return ", then ".join([*shown, *more])
+
+
+def _first_posted(case: Case, one: Departure, ranks: Sequence[int]) -> Call | None:
+    """Return the first call in question that a peer has posted, as the peer posted it.
+
+    Where no peer has posted any, it is the first of the rank itself; None for a transfer.
+    """
+    edited = one.left_out or one.extra
+    if edited[0].op in P2P_OPS:
+        return None
+    for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
+        seq = _next_on(case, one, key)
+        for other, log in case.logs(key).items():
+            if other not in ranks and log.first <= seq <= log.calls:
                 return log.call(seq)
-    return first
+    return replace(edited[0], seq=_next_on(case, one, edited[0].comm))

@@ -163,16 +163,15 @@ class Case(Records):
                 if broke_pattern(self, divergence):
                     found.append(self._of_equal_weight(divergence))
                     break
-                kept = majority_of_kind(self, divergence)
-                if kept not in (None, divergence.majority) and is_new_to_all(
-                    self, divergence, kept
-                ):
+                few = divergence.groups[1:]
+                kept = [group for group in few if is_new_to_all(self, divergence, group)]
+                if kept and majority_of_kind(self, divergence) in kept:
                     # The other replicas did what the smaller side did, as all had before.
                     found += self._undecided(divergence, singled)
                     break
-                for group in divergence.groups[1:]:
+                for group in few:
                     singled.update(group)
-                    basis = "new call" if is_new_to_all(self, divergence, group) else "majority"
+                    basis = "new call" if group in kept else "majority"
                     found.append(self._difference(divergence, group, divergence.majority, basis))
                 divergence = self._later(divergence)
         for divergence in self.divergences:

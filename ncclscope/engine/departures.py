@@ -11,7 +11,7 @@ after many steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ncclscope.engine.rounds import EVEN
@@ -50,7 +50,7 @@ class Departure:
         return bool(self.left_out), *((one.op, one.site, one.user_site) for one in edited)
 
 
-def departures(run: Run) -> dict[int, Departure]:
+def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
     """Return where ranks depart from their rounds, the latest place of all threads.
 
     Ranks are left out that keep to their rounds, have none, or posted a call that is in none of
@@ -58,29 +58,46 @@ def departures(run: Run) -> dict[int, Departure]:
 
     Args:
         run: The run.
+        ranks: Global ranks.
     """
-    streams = {rank.rank: [*_by_thread(_stream(rank))] for rank in run.ranks}
+    streams: dict[int, list[list[Call]]] = {}
+
+    def threads_of(number: int) -> list[list[Call]]:
+        if number not in streams:
+            streams[number] = _by_thread(_stream(run.by_rank[number]))
+        return streams[number]
+
+    def is_shared(one: Departure) -> bool:
+        """Return whether all other members posted the same call, and depart there."""
+        call = one.call
+        if call.op in P2P_OPS:
+            return False
+        others = [rank.rank for rank in run.members(call.comm) if rank.rank != one.rank]
+        return bool(others) and all(
+            any(_departs_at(calls, call) for calls in threads_of(other)) for other in others
+        )
+
     found = {}
-    for rank, threads in streams.items():
-        own = [
-            one
-            for calls in threads
-            if (one := _latest(rank, calls)) and not _is_shared(run, streams, one)
-        ]
+    for rank in ranks:
+        own = [one for calls in threads_of(rank) if (one := _latest(rank, calls))]
+        own = [one for one in own if not is_shared(one)]
         if own:
             found[rank] = max(own, key=lambda one: one.call.position)
     return found
 
 
-def _is_shared(run: Run, streams: Mapping[int, Sequence[list[Call]]], one: Departure) -> bool:
-    """Return whether all other members posted the same call, and depart from their rounds there."""
-    call = one.call
-    if call.op in P2P_OPS:
+def keeps_to_rounds(rank: Rank) -> bool:
+    """Return whether the newest call of a rank is the one that its rounds predict.
+
+    Args:
+        rank: The rank.
+    """
+    stream = _stream(rank)
+    if not stream:
         return False
-    others = [rank.rank for rank in run.members(call.comm) if rank.rank != one.rank]
-    return bool(others) and all(
-        any(_departs_at(calls, call) for calls in streams[other]) for other in others
-    )
+    keys = [_key(call) for call in stream if call.thread == stream[-1].thread]
+    length, equal = _round(keys, len(keys) - 1)
+    return equal >= (SHORTEST - 1) * length > 0 and keys[-1] == keys[-1 - length]
 
 
 def _departs_at(calls: Sequence[Call], call: Call) -> bool:
@@ -103,9 +120,9 @@ def _stream(rank: Rank) -> list[Call]:
     return sorted(calls, key=lambda call: call.position)
 
 
-def _by_thread(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    for thread in {call.thread for call in calls}:
-        yield [call for call in calls if call.thread == thread]
+def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
+    threads = sorted({call.thread for call in calls})
+    return [[call for call in calls if call.thread == thread] for thread in threads]
 
 
 def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
@@ -138,9 +155,14 @@ def _edit_at(
 
 
 def _key(call: Call) -> Hashable:
-    """Return what a call has in common with those of other rounds: all but sizes and tags."""
+    """Return what a call has in common with those of other rounds: all but sizes and tags.
+
+    A transfer from another line is the same one: its peer distinguishes it.
+    """
+    if call.op in P2P_OPS:
+        return call.comm, call.op, call.dtype, call.peer
     op = EVEN.get(call.op, call.op)
-    return call.comm, op, call.dtype, call.redop, call.root, call.peer, call.site, call.user_site
+    return call.comm, op, call.dtype, call.redop, call.root, call.site, call.user_site
 
 
 def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:

@@ -23,9 +23,9 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.engine.departures import Departure, departures
+from ncclscope.engine.departures import Departure, departures, keeps_to_rounds
 from ncclscope.engine.graph import WaitGraph
-from ncclscope.engine.repair import Change
+from ncclscope.engine.repair import MOST_RANKS, Change
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import P2P_OPS
 
@@ -51,8 +51,8 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     sure = any(one.confidence == "certain" for one in causes)
     if not causes or sure or not graph.waiting or graph.unseen:
         return list(findings)
-    found = _departures(case, graph)
-    kept = [one for one in causes if _is_kept(graph, one, found)]
+    found = _departures(case, graph, causes)
+    kept = [one for one in causes if _is_kept(case, graph, one, found)]
     named = {rank for one in kept for rank in one.diverging_ranks}
     new = [one for rank, one in found.items() if rank not in named]
     if not new or _held(case, graph, kept, found):
@@ -70,31 +70,58 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     return [*(_finding(case, some, _like(some[0], dropped)) for some in alike.values()), *follows]
 
 
-def _departures(case: Case, graph: WaitGraph) -> dict[int, Departure]:
+def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict[int, Departure]:
     """Return the departures in a hang; none where most of its ranks depart from their rounds.
 
-    A majority that departs together may have taken a branch that the others missed.
+    A majority that departs together may have taken a branch that the others missed. In a large job
+    the candidates of the causes are asked alone.
     """
     hanging = graph.waiting.keys() | graph.sinks
+    asked = hanging
+    if len(hanging) > MOST_RANKS:
+        asked = hanging & {rank for one in causes for rank in one.candidate_ranks}
+    if len(asked) > MOST_RANKS:
+        return {}
+    alive = [rank for rank in sorted(asked) if not failed(case.run.by_rank[rank])]
     found = {
         rank: one
-        for rank, one in departures(case.run).items()
-        if rank in hanging and not failed(case.run.by_rank[rank])
+        for rank, one in departures(case.run, alive).items()
+        if _is_noticed(case, graph, one)
     }
     return {} if 2 * len(found) > len(hanging) else found
 
 
-def _is_kept(graph: WaitGraph, finding: Finding, found: Mapping[int, Departure]) -> bool:
+def _is_noticed(case: Case, graph: WaitGraph, one: Departure) -> bool:
+    """Return whether a peer has posted what a rank left out, or lacks what it posted once more."""
+    if any(call.op in P2P_OPS for call in one.left_out or one.extra) and any(
+        wait.call.op in P2P_OPS and one.rank in (wait.rank, *wait.awaited) for wait in graph.waits
+    ):
+        return True
+    for key in {call.comm for call in one.left_out or one.extra if call.op not in P2P_OPS}:
+        logs = case.logs(key)
+        theirs = [log.calls for rank, log in logs.items() if rank != one.rank]
+        if one.left_out and any(calls >= _next_on(case, one, key) for calls in theirs):
+            return True
+        if one.extra and any(calls < logs[one.rank].calls for calls in theirs):
+            return True
+    return False
+
+
+def _is_kept(
+    case: Case, graph: WaitGraph, finding: Finding, found: Mapping[int, Departure]
+) -> bool:
     """Return whether a cause names ranks whose calls differ, or which wait for nobody.
 
     That a rank never joined a call follows from where it departed from its rounds. So do calls left
-    out on one communicator, if it left out others, too.
+    out on one communicator, if it left out others, too. A rank that keeps to its rounds, and waits,
+    is no cause.
     """
     ranks = {*finding.diverging_ranks}
     if departed := [one for rank, one in found.items() if rank in ranks]:
         more = all(len(one.left_out) > finding.extent for one in departed)
         return finding.kind != "not_joined" and not (finding.kind == "missing_call" and more)
-    return bool(ranks) and not ranks <= graph.waiting.keys()
+    waiting = [case.run.by_rank[rank] for rank in ranks & graph.waiting.keys()]
+    return bool(ranks) and not (len(waiting) == len(ranks) and all(map(keeps_to_rounds, waiting)))
 
 
 def _like(one: Departure, causes: Sequence[Finding]) -> Finding:

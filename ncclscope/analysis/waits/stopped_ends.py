@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ncclscope.analysis.waits.open_transfers import is_in_transfer
 from ncclscope.analysis.waits.transfers import StuckTransfer, is_stopped, pairs
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence, verb
+from ncclscope.engine.departures import keeps_to_rounds
 from ncclscope.model import Finding
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
     """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
 
     Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
-    no transfer itself. Where one rank waits, all other ranks have reached the transfer whose half
-    it lacks. Where all chains run into a cycle, its number of transfers differs from that of all
-    others, which is the same.
+    no transfer itself, unless it waits in the collective that its rounds predict. Where one rank
+    waits, all other ranks have reached the transfer whose half it lacks. Where all chains run into
+    a cycle, its number of transfers differs from that of all others, which is the same.
 
     Returns:
         The rank, and the reason; None where no rank is identified.
@@ -75,6 +76,8 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
         (end,) = ends
         # A rank that is in a transfer of its own may wait in it, as for one of those who wait.
         is_inside = is_in_transfer(case.run.by_rank[end])
+        if end in case.waits.heads and keeps_to_rounds(case.run.by_rank[end]):
+            return None
         behind = () if is_inside else case.waits.ends.get(end, ())
         if len({*awaited[end], *behind}) > 1:
             return end, "it waits in no transfer itself"

@@ -381,13 +381,17 @@ def test_a_receive_from_the_wrong_rank_is_singled_out(
     cluster = cluster_of(4)
     cluster.history("pp:0")
     for _ in range(2):
-        _ring_step(cluster)
+        for rank in cluster.everybody:
+            _send(cluster, rank, (rank + 1) % 4)
+        for rank in cluster.everybody:
+            _recv(cluster, rank, (rank - 1) % 4)
     for rank in cluster.everybody:
         if unreceived or rank:
             _send(cluster, rank, (rank + 1) % 4)
         if rank != 1:
             _recv(cluster, rank, (rank - 1) % 4, done=bool(unreceived or rank))
     _recv(cluster, 1, 2, done=False)
+    _send(cluster, 2, 3)
     _recv(cluster, 2, 1, done=False)
     cluster.post([0, 3], "pp:0", done=False)
 

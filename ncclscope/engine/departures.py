@@ -23,8 +23,11 @@ PAST = 384
 """Newest calls of a rank on each communicator that are searched for rounds."""
 NEWEST = 48
 """Newest calls of a thread among which a departure is searched."""
-SHORTEST = 2
-"""Rounds before a departure that have to be equal."""
+EQUAL = 6
+"""Calls before a departure that have to repeat those of the round before, and at least a round of
+them: two short rounds may be equal by chance."""
+RARELY = 4
+"""Times as many calls as those of the same lines that do not repeat have to, such as the first."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def keeps_to_rounds(rank: Rank) -> bool:
         return False
     keys = [_key(call) for call in stream if call.thread == stream[-1].thread]
     length, equal = _round(keys, len(keys) - 1)
-    return equal >= (SHORTEST - 1) * length > 0 and keys[-1] == keys[-1 - length]
+    is_rhythm = _is_rhythm(keys, len(keys) - 1, length, equal)
+    return is_rhythm and keys[-1] == keys[-1 - length]
 
 
 def _departs_at(calls: Sequence[Call], call: Call) -> bool:
@@ -143,7 +147,7 @@ def _edit_at(
         None where the call at the place is the usual one.
     """
     length, equal = _round(keys, place)
-    if equal < (SHORTEST - 1) * length or keys[place] == keys[place - length]:
+    if not _is_rhythm(keys, place, length, equal) or keys[place] == keys[place - length]:
         return None
     if _has_followed(keys, place, keys[place - length : place]):
         return None
@@ -177,6 +181,16 @@ def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:
         if equal >= length and equal > best[1]:
             best = length, equal
     return best
+
+
+def _is_rhythm(keys: Sequence[Hashable], place: int, length: int, equal: int) -> bool:
+    """Return whether a round before a place is repeated, and was nearly always.
+
+    The calls of a loop whose rounds differ in length may have been equal by chance.
+    """
+    loop = set(keys[place - length : place])
+    irregular = sum(key in loop for key in keys[: place - length - equal])
+    return equal >= max(length, EQUAL) and RARELY * irregular <= equal + length
 
 
 def _has_followed(keys: Sequence[Hashable], place: int, context: Sequence[Hashable]) -> bool:

@@ -55,7 +55,49 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = list(findings)
     else:
         found = _accounted(case, graph, _without_redundant(graph, findings))
-    return _proved(case, graph, decided_by_rounds(case, graph, found))
+    return _joined(_proved(case, graph, decided_by_rounds(case, graph, found)))
+
+
+def _joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with causes on sister groups as one, if the same lines differ there."""
+    found: list[Finding] = []
+    for one in findings:
+        place = next((n for n, other in enumerate(found) if _is_same(one, other)), None)
+        if place is None:
+            found.append(one)
+            continue
+        first = found[place]
+        assert one.comm is not None
+        found[place] = replace(
+            first,
+            summary=(
+                f"{first.summary} {sentence(ranks_text(one.diverging_ranks))} did the same on "
+                f"{comm_text(one.comm)}."
+            ),
+            diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
+            evidence=(*first.evidence, *one.evidence),
+        )
+    return found
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    """Return whether ranks did the same on different communicators, by the lines of their calls."""
+    if not (one.role == other.role == "cause") or None in (one.comm, other.comm):
+        return False
+    if one.comm == other.comm or not one.diverging_ranks or not other.diverging_ranks:
+        return False
+    if one.odd is None or one.odd.site is None or one.peers is None:
+        return False
+    both = [
+        (
+            finding.kind,
+            finding.confidence,
+            finding.extent,
+            *((call.sign(), call.site) for call in (finding.odd, finding.peers) if call),
+        )
+        for finding in (one, other)
+    ]
+    return both[0] == both[1]
 
 
 def _gone(case: Case, graph: WaitGraph) -> list[Finding]:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
-from ncclscope.analysis.precedence import as_consequence
+from ncclscope.analysis.precedence import as_consequence, is_hang
+from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions, seen_at
 from ncclscope.analysis.reservations import WAITS
 from ncclscope.analysis.waits.engine_steps import is_idle
@@ -25,7 +26,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.signature import P2P_OPS
 
@@ -35,6 +36,8 @@ LATE = "late"
 _BUSY = 0.15
 """Share of a core from which on a process is at work. One that is blocked, or polls each
 millisecond, uses less than 0.05; one that computes on a crowded host gets no whole core."""
+_JUST_NOW = 3.0
+"""Seconds for which a rank that goes on may have posted nothing."""
 _LEAST_SECONDS = 2.0
 """Seconds of CPU time to conclude from: two heartbeats."""
 
@@ -103,7 +106,8 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
 def _late(case: Case, finding: Finding) -> Finding:
     """Return a finding about a wait, as a late one where each rank that is awaited is at work."""
     comm = finding.comm
-    if finding.role != "cause" or finding.kind not in WAITS or comm is None or finding.aligned:
+    waits = finding.kind in WAITS or (finding.kind == "extra_call" and is_hang(finding))
+    if finding.role != "cause" or not waits or comm is None or finding.aligned:
         return finding
     waiting = [
         number
@@ -113,6 +117,8 @@ def _late(case: Case, finding: Finding) -> Finding:
     absent = finding.diverging_ranks
     if not absent or {*absent} <= {*waiting}:
         absent = tuple(rank for rank in comm.ranks if rank not in waiting)
+    if waiting and absent and all(_goes_on(case, rank, waiting) for rank in absent):
+        return _not_there_yet(case, finding, comm, waiting, absent)
     shares = {rank: share_of_core(case, rank) for rank in absent}
     at_work = {rank: share for rank, share in shares.items() if share is not None}
     if not waiting or not absent or len(at_work) < len(absent):
@@ -139,6 +145,38 @@ def _late(case: Case, finding: Finding) -> Finding:
             *finding.evidence,
             *_uses(at_work),
         ),
+        inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+    )
+
+
+def _goes_on(case: Case, number: int, waiting: Sequence[int]) -> bool:
+    """Return whether a rank posts further calls long after its peers have begun to wait."""
+    rank = case.run.by_rank.get(number)
+    last = None if rank is None else rank.last_call(transfers=True)
+    if rank is None or last is None or not last.time_ns or rank.last_seen_ns is None:
+        return False
+    since = max(case.waits.pending_calls[one].call.time_ns or 0 for one in waiting)
+    gap = rank.last_seen_ns - last.time_ns
+    return gap < _JUST_NOW * 1e9 and last.time_ns - since > HANG_SECONDS * 1e9
+
+
+def _not_there_yet(
+    case: Case, finding: Finding, comm: Communicator, waiting: Sequence[int], absent: Sequence[int]
+) -> Finding:
+    """Return a finding about a wait as a late one, whose absent ranks post calls elsewhere."""
+    call = case.waits.pending_calls[waiting[0]].call
+    return replace(
+        finding,
+        kind=LATE,
+        summary=(
+            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in call {finding.seq} on "
+            f"{comm_text(comm)}, {call_text(call)}; {ranks_text(absent)} {verb(absent, 'post')} "
+            f"calls on other communicators, and may still come."
+        ),
+        diverging_ranks=(),
+        candidate_ranks=tuple(absent),
+        peers=call,
+        confidence="ambiguous",
         inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
     )
 

@@ -179,3 +179,48 @@ def test_splits_that_do_not_add_up_are_wrong_themselves(cluster_of: ClusterOf) -
     cluster.post([1], "world", "all_to_all", done=False, **{**even, "sizes": (2, 2, 3)})
 
     assert causes(cluster) == [("split_mismatch", (1,), "certain")]
+
+
+def test_ranks_that_did_the_same_on_sister_groups_are_one_cause(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(6)
+    groups = ((0, 2, 4), (1, 3, 5))
+    for group in groups:
+        for _ in range(3):
+            cluster.post(group, f"dp:{group[0]}", members=group, site=GRADIENTS)
+    for group, odd in zip(groups, (2, 3), strict=True):
+        others = [rank for rank in group if rank != odd]
+        cluster.post(others, f"dp:{group[0]}", members=group, site=GRADIENTS, done=False)
+        cluster.post(
+            [odd], f"dp:{group[0]}", "all_gather", members=group, site="test.py:4 test", done=False
+        )
+
+    assert causes(cluster) == [("op_mismatch", (2, 3), "certain")]
+
+
+def test_a_majority_with_a_new_call_is_outweighed_by_sister_groups(cluster_of: ClusterOf) -> None:
+    """Ranks 1 and 3 of three broadcast; rank 5 and the other group reduce, as all did before."""
+    cluster = cluster_of(6)
+    even, uneven = (0, 2, 4), (1, 3, 5)
+    for _ in range(3):
+        for group in (even, uneven):
+            cluster.post(group, f"dp:{group[0]}", members=group, site=GRADIENTS)
+    cluster.post(even, "dp:0", members=even, site=GRADIENTS)
+    cluster.post([5], "dp:1", members=uneven, site=GRADIENTS, done=False)
+    cluster.post(
+        [1, 3], "dp:1", "broadcast", root=1, members=uneven, site="train.py:15 step", done=False
+    )
+
+    assert causes(cluster) == [("op_mismatch", (1, 3), "likely")]
+
+
+def test_rounds_of_changing_length_are_no_evidence(cluster_of: ClusterOf) -> None:
+    """Layers are dropped at random; three steps in a row have four by chance."""
+    cluster = cluster_of(4)
+    for count in (2, 3, 2, 5, 3, 4, 4, 4):
+        layers(cluster, range(4), count)
+        post(cluster, range(4), REPLICAS, GRADIENTS)
+    layers(cluster, range(4), 4)
+    layers(cluster, [0, 1, 3], 1, done=False)
+    post(cluster, [2], REPLICAS, GRADIENTS, done=False)
+
+    assert all(3 not in ranks for _, ranks, _ in causes(cluster))

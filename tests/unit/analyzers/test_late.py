@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.model import Rank
 from ncclscope.model.activities import COMPILE, CPU, STORE_WAIT
+from ncclscope.model.memory import ListLog
 from ncclscope.tracing import tracer as tracing
 from ncclscope.tracing.started import started_time_ns
 from tests.support.cluster import Cluster
@@ -202,3 +205,36 @@ def test_time_of_started_processes_counts_while_they_run_and_afterwards() -> Non
         running = started_time_ns()
     assert running - before > 250_000_000
     assert started_time_ns() >= running
+
+
+@pytest.mark.parametrize("until", [30.0, 2.0])
+def test_ranks_that_post_calls_elsewhere_may_still_come(
+    cluster_of: ClusterOf, until: float
+) -> None:
+    """Ranks 1 and 2 go on for half a minute, or for two seconds only, and then do nothing."""
+    cluster = cluster_of(3)
+    cluster.post([0], "world", "broadcast", root=1, done=False)
+    for _ in range(5):
+        cluster.post([1, 2], "pair", members=(1, 2))
+    run = cluster.run()
+    begun = run.by_rank[0].last_call().time_ns
+    last = begun + int(until * 1e9)
+
+    def later(rank: Rank) -> Rank:
+        logs = {
+            key: ListLog(
+                log.communicator,
+                [replace(call, time_ns=last) for call in log.span(1, log.calls + 1)],
+            )
+            if rank.rank
+            else log
+            for key, log in rank.logs.items()
+        }
+        return replace(rank, logs=logs, last_seen_ns=begun + 31 * 10**9)
+
+    moved = replace(run, ranks=tuple(map(later, run.ranks)))
+    verdict = diagnose(moved)
+
+    assert verdict.cause is not None
+    assert (verdict.status == "unknown") == (until > 10)
+    assert (verdict.cause.kind == "late") == (until > 10)

@@ -57,7 +57,7 @@ def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
     """Return where ranks depart from their rounds, the latest place of all threads.
 
     Ranks are left out that keep to their rounds, have none, or posted a call that is in none of
-    them. So are those whose peers all depart at the same call.
+    them. So are those whose peers all depart at the same call, and a majority that departs alike.
 
     Args:
         run: The run.
@@ -80,10 +80,17 @@ def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
             any(_departs_at(calls, call) for calls in threads_of(other)) for other in others
         )
 
-    found = {}
-    for rank in ranks:
-        own = [one for calls in threads_of(rank) if (one := _latest(rank, calls))]
-        own = [one for one in own if not is_shared(one)]
+    asked, found = list(ranks), {}
+    for rank in asked:
+        own = []
+        for calls in threads_of(rank):
+            one = _latest(rank, calls)
+            if one is None or is_shared(one):
+                continue
+            way = _way(calls, one)
+            same = [other for other in asked if any(_goes(way, some) for some in threads_of(other))]
+            if 2 * len(same) <= len(asked):
+                own.append(one)
         if own:
             found[rank] = max(own, key=lambda one: one.call.position)
     return found
@@ -129,6 +136,19 @@ def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
     return [[call for call in calls if call.thread == thread] for thread in threads]
 
 
+def _way(calls: Sequence[Call], one: Departure) -> list[Hashable]:
+    """Return the round before a departure and the call after it, without communicators."""
+    place = next(n for n, call in enumerate(calls) if call is one.call)
+    length, _ = _round([_key(call) for call in calls], place)
+    return [_key(call)[1:] for call in calls[place - length : place + 1]]
+
+
+def _goes(way: Sequence[Hashable], calls: Sequence[Call]) -> bool:
+    """Return whether a thread posted some calls in a row, on whichever communicators."""
+    keys = [_key(call)[1:] for call in calls]
+    return any(keys[start : start + len(way)] == way for start in range(len(keys)))
+
+
 def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
     keys = [_key(call) for call in calls]
     for place in range(len(keys) - 1, max(0, len(keys) - NEWEST), -1):
@@ -158,7 +178,7 @@ def _edit_at(
     return (start, start + edit[0]), (place, place + edit[1])
 
 
-def _key(call: Call) -> Hashable:
+def _key(call: Call) -> tuple[object, ...]:
     """Return what a call has in common with those of other rounds: all but sizes and tags.
 
     A transfer from another line is the same one: its peer distinguishes it.

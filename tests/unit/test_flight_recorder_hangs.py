@@ -237,7 +237,7 @@ def transfers(job: Job, count: int = 3) -> None:
 
 def test_a_send_whose_receiver_went_on_is_named(tmp_path: Path) -> None:
     job = Job(4)
-    transfers(job)
+    transfers(job, 5)
     job.post([0], "send 0->1", state="scheduled")
     job.post([1, 2, 3], state="scheduled")
     verdict = job.verdict(tmp_path)
@@ -248,7 +248,7 @@ def test_a_send_whose_receiver_went_on_is_named(tmp_path: Path) -> None:
 
 def test_a_receive_whose_sender_went_on_is_named(tmp_path: Path) -> None:
     job = Job(4)
-    transfers(job)
+    transfers(job, 5)
     job.post([1], "recv 1<-0", state="scheduled")
     job.post([0, 2, 3], state="scheduled")
     cause = cause_of(job.verdict(tmp_path))

@@ -425,7 +425,7 @@ def test_of_a_cycle_of_pairs_those_that_changed_their_order_are_shown(
     cluster = cluster_of(4)
     pairs = {"a": (0, 1), "b": (1, 2), "c": (2, 3), "d": (0, 3)}
     usual = {0: "ad", 1: "ab", 2: "bc", 3: "dc"}
-    for _ in range(3):
+    for _ in range(4):
         for rank, order in usual.items():
             for label in order:
                 cluster.post([rank], label, members=pairs[label])

@@ -96,6 +96,7 @@ def test_of_two_against_two_those_that_changed_their_order_are_named(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(4)
+    post_all(cluster)
     post_all(cluster, {1: SWAPPED, 3: SWAPPED})
 
     cause = cluster.verdict().cause
@@ -143,9 +144,9 @@ def test_cooperative_launch_that_waits_for_sms_is_likely(
     for tracer in cluster.tracers:
         tracer.describe(launches={"deep_ep": {"sms": 20, "of": 132}})
     libraries = [("world", "nccl", "all_gather"), ("world/deep_ep", "deep_ep", "dispatch")]
-    for step in range(3):
+    for step in range(5):
         for rank in cluster.everybody:
-            swapped = step == 2 and rank in odd
+            swapped = step == 4 and rank in odd
             for label, backend, op in libraries[:: -1 if swapped else 1]:
                 cluster.post([rank], label, op, done=False, backend=backend, shape=(8, 16))
 

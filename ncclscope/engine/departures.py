@@ -87,8 +87,10 @@ def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
             one = _latest(rank, calls)
             if one is None or is_shared(one):
                 continue
-            way = _way(calls, one)
-            same = [other for other in asked if any(_goes(way, some) for some in threads_of(other))]
+            way = _way(run, calls, one)
+            same = [
+                other for other in asked if any(_goes(run, way, some) for some in threads_of(other))
+            ]
             if 2 * len(same) <= len(asked):
                 own.append(one)
         if own:
@@ -136,17 +138,21 @@ def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
     return [[call for call in calls if call.thread == thread] for thread in threads]
 
 
-def _way(calls: Sequence[Call], one: Departure) -> list[Hashable]:
-    """Return the round before a departure and the call after it, without communicators."""
+def _way(run: Run, calls: Sequence[Call], one: Departure) -> list[Hashable]:
+    """Return the round before a departure and the call after it, by the roles of communicators."""
     place = next(n for n, call in enumerate(calls) if call is one.call)
     length, _ = _round([_key(call) for call in calls], place)
-    return [_key(call)[1:] for call in calls[place - length : place + 1]]
+    return [_by_role(run, call) for call in calls[place - length : place + 1]]
 
 
-def _goes(way: Sequence[Hashable], calls: Sequence[Call]) -> bool:
-    """Return whether a thread posted some calls in a row, on whichever communicators."""
-    keys = [_key(call)[1:] for call in calls]
+def _goes(run: Run, way: Sequence[Hashable], calls: Sequence[Call]) -> bool:
+    """Return whether a thread posted some calls in a row, in groups of the same roles."""
+    keys = [_by_role(run, call) for call in calls]
     return any(keys[start : start + len(way)] == way for start in range(len(keys)))
+
+
+def _by_role(run: Run, call: Call) -> Hashable:
+    return run.communicators[call.comm].kind, *_key(call)[1:]
 
 
 def _latest(number: int, calls: Sequence[Call]) -> Departure | None:

@@ -104,7 +104,7 @@ def main() -> int:
         say(f"it serves again; workers {traced.server.worker_pids()}")
         bundle = Path((directory / "bundle-path").read_text().strip())
         verdict = json.loads((bundle / "verdict.json").read_text())["verdict"]
-        say(f"kept in {bundle.name}: {verdict['kind']}, one of {verdict['candidate_ranks']}")
+        say(f"kept in {bundle.name}: {verdict['kind']}, rank {verdict['diverging_ranks']}")
         again = subprocess.run(
             [*NCCLSCOPE, "diagnose", str(bundle)], capture_output=True, text=True, check=False
         )
@@ -112,7 +112,7 @@ def main() -> int:
         well = (
             before == after
             and "diverged" in statuses
-            and verdict["candidate_ranks"] == [0, 1]
+            and verdict["diverging_ranks"] == [1]
             and again.returncode == 1
             and not set(workers) & set(traced.server.worker_pids())
         )

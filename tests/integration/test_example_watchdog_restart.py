@@ -28,4 +28,4 @@ def test_it_hangs_and_serves_again(tmp_path: Path) -> None:
     verdict = diagnose(open_run(bundle))
     assert verdict.cause is not None
     assert verdict.cause.kind == "missing_call"
-    assert verdict.cause.candidate_ranks == (0, 1)  # nothing singles out one of two
+    assert (verdict.cause.diverging_ranks, verdict.cause.confidence) == ((1,), "likely")

@@ -76,12 +76,12 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
             traced.server.complete(PROMPTS[0], max_tokens=12, timeout=8)
         seen_last, _ = watch.communicate(timeout=20)
 
-    # THEN the pair is named, while all live and after SIGKILL; which of the two no record says
+    # THEN it is named, while all live and after SIGKILL: its steps before show that it left it out
     assert json.loads(seen_first)["status"] == "ok"
     assert watch.returncode == 1
     seen = json.loads(seen_last.splitlines()[-1])
     assert seen["status"] == "diverged"
-    assert seen["verdict"]["candidate_ranks"] == [0, 1]
+    assert seen["verdict"]["diverging_ranks"] == [1]
     assert seen["verdict"]["comm"]["label"] == "tp:0"
     _, alive = traced.diagnose()
     pids = traced.kill_workers()
@@ -91,7 +91,7 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
         verdict = document["verdict"]
         assert document["status"] == "diverged"
         assert verdict["kind"] in ("missing_call", "op_mismatch", "size_mismatch")
-        assert (verdict["diverging_ranks"], verdict["candidate_ranks"]) == ([], [0, 1])
+        assert (verdict["diverging_ranks"], verdict["confidence"]) == ([1], "likely")
         assert verdict["comm"]["label"] == "tp:0"
         assert verdict["comm"]["backend"] == BACKEND
         assert "all_reduce" in (verdict["odd"]["op"], verdict["peers"]["op"])

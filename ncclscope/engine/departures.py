@@ -21,6 +21,8 @@ from ncclscope.model.signature import CREATION_OPS, P2P_OPS
 
 PAST = 384
 """Newest calls of a rank on each communicator that are searched for rounds."""
+STREAM = 1024
+"""The same of all communicators together."""
 NEWEST = 48
 """Newest calls of a thread among which a departure is searched."""
 EQUAL = 6
@@ -130,7 +132,7 @@ def _stream(rank: Rank) -> list[Call]:
         if call.op not in CREATION_OPS
     ]
     calls += [call for sent in rank.p2p.values() for call in newest_of(sent, PAST)]
-    return sorted(calls, key=lambda call: call.position)
+    return sorted(calls, key=lambda call: call.position)[-STREAM:]
 
 
 def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
@@ -196,16 +198,26 @@ def _key(call: Call) -> tuple[object, ...]:
 
 
 def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:
-    """Return the length of the round that ends before a place, and how many calls repeat it."""
+    """Return the length of the round that ends before a place, and how many calls repeat it.
+
+    Of all lengths, it is the shortest that most calls repeat. Their number, for each length, is
+    that of equal calls of the reversed history and of its rest from there on: one pass, by the
+    calls that the match furthest to the right has shown to be equal (Main and Lorentz).
+    """
+    back = keys[place - 1 :: -1] if place else keys[:0]
+    equal = [0] * len(back)
+    left = right = 0
+    for start in range(1, len(back)):
+        count = min(right - start, equal[start - left]) if start < right else 0
+        while start + count < len(back) and back[count] == back[start + count]:
+            count += 1
+        if start + count > right:
+            left, right = start, start + count
+        equal[start] = count
     best = 0, -1
     for length in range(1, place // 2 + 1):
-        equal = 0
-        while (
-            equal + length < place and keys[place - 1 - equal] == keys[place - 1 - equal - length]
-        ):
-            equal += 1
-        if equal >= length and equal > best[1]:
-            best = length, equal
+        if equal[length] >= length and equal[length] > best[1]:
+            best = length, equal[length]
     return best
 
 

@@ -98,9 +98,12 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
             known = any(mine[0] == key[shown] for key in history)
             if not known and may_follow(own[0], past[-length:]):
                 return _left(history, predicted, length)
+        before = _shared_before(history, mine[0], shown)
         for length in periods(history):
+            if length > before:
+                break
             predicted = _continued(history, ahead, length)
-            if predicted is not None and _has_ended(history, mine[0], length, shown):
+            if predicted is not None:
                 return replace(_left(history, predicted, length), usual=True)
     return None
 
@@ -231,13 +234,25 @@ def _left(history: list[Key], predicted: list[Key], length: int) -> LeftOut:
     return LeftOut(missing, 1 + _equal_before(history, predicted[:missing]), left=True)
 
 
-def _has_ended(history: list[Key], call: Key, length: int, shown: slice) -> bool:
-    """Return whether a call has followed the last round before, as the first one after a loop."""
-    last = history[-length:]
-    return any(
-        history[start : start + length] == last and history[start + length][shown] == call
-        for start in range(len(history) - length)
-    )
+def _shared_before(history: list[Key], call: Key, shown: slice) -> int:
+    """Return how many of the last calls came before a call already, as the end of a loop.
+
+    Args:
+        history: The calls so far.
+        call: The call that a rank posted behind them.
+        shown: The part of a key that is compared with the call.
+
+    Returns:
+        The most calls of all times that the call was posted; 0 where it never was.
+    """
+    places = [place for place, key in enumerate(history) if key[shown] == call][-_AHEAD:]
+    most = 0
+    for place in places:
+        same = 0
+        while same < min(place, _AHEAD) and history[place - 1 - same] == history[-1 - same]:
+            same += 1
+        most = max(most, same)
+    return most
 
 
 def _equal_before(history: list[Key], block: list[Key]) -> int:

@@ -31,6 +31,8 @@ from ncclscope.model.signature import P2P_OPS
 
 _SHOWN = 6
 """Calls left out, or posted once more, that are listed."""
+_WAITS = ("not_joined", "p2p_mismatch")
+"""Kinds of findings on ranks for which others wait."""
 _OPEN = ("not_joined", "order_cycle")
 """Kinds of findings on calls that a rank skipped, or has in another order."""
 
@@ -55,7 +57,7 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     kept = [one for one in causes if _is_kept(case, graph, one, found)]
     named = {rank for one in kept for rank in one.diverging_ranks}
     new = [one for rank, one in found.items() if rank not in named]
-    if not new or _held(case, graph, kept, found):
+    if not named <= found.keys() or not new or _held(case, graph, kept, found):
         return list(findings)
     follows = [
         as_consequence(one)
@@ -120,6 +122,8 @@ def _is_kept(
     if departed := [one for rank, one in found.items() if rank in ranks]:
         more = all(len(one.left_out) > finding.extent for one in departed)
         return finding.kind != "not_joined" and not (finding.kind == "missing_call" and more)
+    if finding.kind not in _WAITS:
+        return bool(ranks)
     waiting = [case.run.by_rank[rank] for rank in ranks & graph.waiting.keys()]
     return bool(ranks) and not (len(waiting) == len(ranks) and all(map(keeps_to_rounds, waiting)))
 

@@ -50,7 +50,12 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
         ranks leaves others waiting.
     """
     causes = [one for one in findings if one.role == "cause"]
-    sure = any(one.confidence == "certain" for one in causes)
+    # A cause that names the step and the call is more exact than a round.
+    sure = any(
+        one.confidence == "certain" or one.kind == "missing_call"
+        for one in causes
+        if one.diverging_ranks and (one.seq is None or one.confidence == "certain")
+    )
     if not causes or sure or not graph.waiting or graph.unseen:
         return list(findings)
     found = _departures(case, graph, causes)

@@ -1,10 +1,10 @@
 """Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
 
 Each thread of a rank waits in one call, for all members that have not come to it, or in a receive
-from any source for any of its senders. A repair supposes
-of some ranks that they behave as their peers expect: they come to every call, and what they post
-fits. What is released then is a least fixpoint: a thread goes on once all come for which it waits,
-and a thread that goes on comes to its peers' calls. One that waits for nobody, and whose rank is
+from any source for any of its senders. A repair supposes of some ranks that they behave as their
+peers expect: they come to every call, and what they post fits. What is released then is a least
+fixpoint: a thread goes on once all come for which it waits, or any, and a thread that goes on comes
+to its peers' calls. One that waits for nobody, and whose rank is
 not repaired, never comes: there a chain of waiting ends, even if another thread of its rank waits.
 
 A set of ranks explains a hang if its repair releases every waiting rank. Ranks without which the
@@ -153,15 +153,10 @@ class WaitGraph:
                 self._holding_up(wait, one) or (self.waiting.get(one, []) if joins else [])
                 for one in missing
             ]
-            if not wait.is_any:
-                if not all(held_up_by):
-                    continue  # a thread that waits for nobody never comes
-                blocked[id(wait)] = sum(map(len, held_up_by))
-                done = not missing
-            else:
-                blocked[id(wait)] = 1
-                done = len(missing) < len(wait.awaited)
-            if done:
+            if not wait.is_any and not all(held_up_by):
+                continue  # a thread that waits for nobody never comes
+            blocked[id(wait)] = 1 if wait.is_any else sum(map(len, held_up_by))
+            if not missing or (wait.is_any and len(missing) < len(wait.awaited)):
                 going.append(wait)
                 continue
             for one in (one for some in held_up_by for one in some):

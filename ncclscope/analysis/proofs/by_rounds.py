@@ -21,12 +21,12 @@ from ncclscope.analysis.wording import (
     plural,
     ranks_text,
     site_text,
-    verb,
 )
 from ncclscope.engine.departures import Departure, departures, keeps_to_rounds
 from ncclscope.engine.graph import WaitGraph
 from ncclscope.engine.repair import MOST_RANKS, Change
 from ncclscope.model import Call, Finding
+from ncclscope.model.log import made_before
 from ncclscope.model.signature import P2P_OPS
 
 _SHOWN = 6
@@ -50,12 +50,7 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
         ranks leaves others waiting.
     """
     causes = [one for one in findings if one.role == "cause"]
-    # A cause that names the step and the call is more exact than a round.
-    sure = any(
-        one.confidence == "certain" or one.kind == "missing_call"
-        for one in causes
-        if one.diverging_ranks and (one.seq is None or one.confidence == "certain")
-    )
+    sure = any(one.confidence == "certain" for one in causes)
     if not causes or sure or not graph.waiting or graph.unseen:
         return list(findings)
     found = _departures(case, graph, causes)
@@ -99,19 +94,24 @@ def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict
 
 
 def _is_noticed(case: Case, graph: WaitGraph, one: Departure) -> bool:
-    """Return whether a peer has posted what a rank left out, or lacks what it posted once more."""
-    if any(call.op in P2P_OPS for call in one.left_out or one.extra) and any(
-        wait.call.op in P2P_OPS and one.rank in (wait.rank, *wait.awaited) for wait in graph.waits
-    ):
-        return True
-    for key in {call.comm for call in one.left_out or one.extra if call.op not in P2P_OPS}:
-        logs = case.logs(key)
-        theirs = [log.calls for rank, log in logs.items() if rank != one.rank]
-        if one.left_out and any(calls >= _next_on(case, one, key) for calls in theirs):
-            return True
-        if one.extra and any(calls < logs[one.rank].calls for calls in theirs):
-            return True
-    return False
+    """Return whether a peer has posted what a rank left out, or lacks what it posted once more.
+
+    Of transfers, whether one waits for the rank, or the rank in one. Where the peers have fewer
+    calls than a rank, it has come round since it left some out.
+    """
+    edited = one.left_out or one.extra
+    own, noticed = case.run.by_rank[one.rank].logs, False
+    for key in {call.comm for call in edited if call.op not in P2P_OPS}:
+        theirs = [rank.logs[key].calls for rank in case.run.members(key) if rank.rank != one.rank]
+        most = max(theirs, default=0)
+        if one.left_out and theirs and most < own[key].calls:
+            return False
+        noticed |= most >= _next_on(case, one, key) if one.left_out else most < own[key].calls
+    transfers = [wait for wait in graph.waits if wait.call.op in P2P_OPS]
+    return noticed or (
+        any(call.op in P2P_OPS for call in edited)
+        and any(one.rank in (wait.rank, *wait.awaited) for wait in transfers)
+    )
 
 
 def _is_kept(
@@ -125,7 +125,7 @@ def _is_kept(
     """
     ranks = {*finding.diverging_ranks}
     if departed := [one for rank, one in found.items() if rank in ranks]:
-        more = all(len(one.left_out) > finding.extent for one in departed)
+        more = all(len(one.left_out) > max(1, finding.extent) for one in departed)
         return finding.kind != "not_joined" and not (finding.kind == "missing_call" and more)
     if finding.kind not in _WAITS:
         return bool(ranks)
@@ -158,30 +158,22 @@ def repair_of_departure(case: Case, one: Departure) -> tuple[Change, ...]:
     changes = []
     edited = one.left_out or one.extra
     for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
-        logs = case.logs(key)
+        peers = [rank for rank in case.run.members(key) if rank.rank != one.rank]
+        if not peers:
+            continue
+        like = max(peers, key=lambda rank: rank.logs[key].calls)
         count = sum(call.comm == key for call in edited)
         place = _next_on(case, one, key)
-        like = max(
-            (rank for rank in logs if rank != one.rank),
-            key=lambda rank: logs[rank].calls,
-            default=None,
-        )
-        if like is None:
-            continue
         if one.extra:
-            changes.append(Change(key, place, count, 0, like, place))
-        elif (more := min(count, logs[like].calls + 1 - place)) > 0:
-            changes.append(Change(key, place, 0, more, like, place))
+            changes.append(Change(key, place, count, 0, like.rank, place))
+        elif (more := min(count, like.logs[key].calls + 1 - place)) > 0:
+            changes.append(Change(key, place, 0, more, like.rank, place))
     return tuple(changes)
 
 
 def _next_on(case: Case, one: Departure, key: str) -> int:
     """Return the number of the next call on a communicator where a rank departs."""
-    log = case.logs(key)[one.rank]
-    return (
-        sum(call.position < one.call.position for call in log.span(log.first, log.calls + 1))
-        + log.first
-    )
+    return made_before(case.run.by_rank[one.rank].logs[key], one.call.position) + 1
 
 
 def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Finding:
@@ -207,9 +199,9 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         kind = instead_of.kind if instead_of.kind in _OPEN else "missing_call"
     else:
         did, times, kind = f"posted {count} once more", " once", "extra_call"
-        then = f"{'waits' if begins else verb(ranks, 'wait')} in {instead}"
-    others = sorted({*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks})
-    kept = f"{ranks_text(others)} posted what they had posted in the rounds before"
+        then = f"came to {instead}"
+    others = {*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks}
+    keeping = [rank for rank in sorted(others) if keeps_to_rounds(case.run.by_rank[rank])]
     shown = _first_posted(case, one, ranks)
     return Finding(
         kind="p2p_mismatch" if first.op in P2P_OPS else kind,
@@ -228,9 +220,8 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(
-            f"in each of the rounds before, rank {one.rank} posted here{times}: "
-            f"{_listed(case, edited)}",
-            *([kept] if others else []),
+            f"in the rounds before, rank {one.rank} posted here{times}: {_listed(case, edited)}",
+            *([f"{ranks_text(keeping)} came where the rounds before say"] if keeping else []),
         ),
         extent=len(edited),
         round=one.left_out,
@@ -258,7 +249,8 @@ def _first_posted(case: Case, one: Departure, ranks: Sequence[int]) -> Call | No
         return None
     for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
         seq = _next_on(case, one, key)
-        for other, log in case.logs(key).items():
-            if other not in ranks and log.first <= seq <= log.calls:
+        for peer in case.run.members(key):
+            log = peer.logs[key]
+            if peer.rank not in ranks and log.first <= seq <= log.calls:
                 return log.call(seq)
     return replace(edited[0], seq=_next_on(case, one, edited[0].comm))

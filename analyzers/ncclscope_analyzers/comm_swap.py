@@ -49,6 +49,7 @@ class CommSwap:
                 odd=swap.odd_call,
                 peers=swap.peer_call,
                 confidence=swap.confidence or ("certain" if certain else "likely"),
+                role="cause",
                 analyzer=self.name,
                 hangs=True if source is None else None,
                 evidence=tuple(self._evidence(swap)),

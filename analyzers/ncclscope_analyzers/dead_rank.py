@@ -236,6 +236,7 @@ class DeadRank:
                 odd=case.run.by_rank[past[0]].last_call(),
                 peers=call,
                 confidence="likely",
+                role="cause",
                 analyzer=self.name,
                 evidence=(
                     f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
@@ -282,6 +283,7 @@ class DeadRank:
             odd=call,
             peers=case.waits.heads[living[0]],
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "

@@ -133,6 +133,7 @@ class InitStalled:
                 diverging_ranks=() if found.is_tie else found.few,
                 candidate_ranks=found.few if found.is_tie else (),
                 confidence="ambiguous" if found.is_tie else "likely",
+                role="cause",
                 analyzer=self.name,
                 evidence=(
                     f"{found.text}, as each process recorded it",
@@ -297,6 +298,7 @@ class InitStalled:
             diverging_ranks=tuple(absent) if blames else (),
             candidate_ranks=() if blames else tuple(absent) or tuple(range(run.expected)),
             confidence="likely" if blames else "ambiguous",
+            role="cause",
             analyzer=self.name,
             evidence=tuple(dict.fromkeys(evidence)),
             inferred=tuple(inferred),

@@ -112,6 +112,7 @@ class NotJoined:
             diverging_ranks=ranks if few else (),
             candidate_ranks=() if few else ranks,
             confidence="likely" if few else "ambiguous",
+            role="cause",
             analyzer=self.name,
             evidence=tuple(one.text for one in found),
         )
@@ -203,6 +204,7 @@ class NotJoined:
             diverging_ranks=few,
             odd=pending.call,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=tuple(evidence),
             awaited=key_of(wait.activity) if wait is not None else "",
@@ -286,6 +288,7 @@ class NotJoined:
             confidence=(
                 "likely" if case.timeless or reasons or any(map(may_come, ranks)) else "certain"
             ),
+            role="cause",
             analyzer=self.name,
             evidence=tuple(evidence),
             inferred=tuple(inferred),
@@ -412,6 +415,7 @@ class NotJoined:
                 seq=pending.call.seq,
                 diverging_ranks=absent,
                 peers=pending.call,
+                confidence="certain",
                 role="consequence",
                 analyzer=self.name,
             )

@@ -138,6 +138,7 @@ class P2pMismatch:
             odd=left.posted,
             peers=left.expected,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"rank {left.rank}, {place}: {posted}{site_text(left.posted)}",
@@ -202,6 +203,7 @@ class P2pMismatch:
             odd=None if stuck is None else stuck.call,
             peers=first.call,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 *(
@@ -293,6 +295,7 @@ class P2pMismatch:
             odd=first.call,
             peers=own[1].call if len(own) > 1 else None,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 *(
@@ -339,6 +342,7 @@ class P2pMismatch:
             odd=sent,
             peers=received,
             confidence="ambiguous",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"transfers 1 to {number - 1} from rank {sender} to rank {receiver} match"

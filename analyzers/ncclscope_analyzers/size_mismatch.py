@@ -62,6 +62,8 @@ class SizeMismatch(ParameterMismatch):
             diverging_ranks=ranks,
             odd=call,
             peers=next(peers, None),
+            confidence="certain",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(ranks)} {verb(ranks, 'pass')} {call_text(call)} with an output of "

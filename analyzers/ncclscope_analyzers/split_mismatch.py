@@ -110,6 +110,8 @@ class SplitMismatch(ParameterMismatch):
             seq=call.seq,
             diverging_ranks=(rank,),
             odd=call,
+            confidence="certain",
+            role="cause",
             analyzer=self.name,
             extent=1,
             evidence=(
@@ -162,6 +164,7 @@ class SplitMismatch(ParameterMismatch):
             odd=calls[alone[0] if alone else sender],
             peers=calls[peer if alone else receiver],
             confidence="certain" if alone else "ambiguous",
+            role="cause",
             analyzer=self.name,
             extent=1,
             evidence=tuple(

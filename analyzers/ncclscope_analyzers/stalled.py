@@ -154,6 +154,7 @@ class Stalled:
             comm=comm,
             candidate_ranks=ranks,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(ranks)} posted equally many calls on each communicator, and none for "
@@ -188,6 +189,7 @@ class Stalled:
             candidate_ranks=comm.ranks,
             peers=call,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
@@ -240,6 +242,7 @@ class Stalled:
             candidate_ranks=pair,
             peers=half.call,
             confidence="likely",
+            role="cause",
             analyzer=self.name,
             evidence=(
                 f"both halves of transfer {half.number} from rank {half.rank} to rank "

@@ -227,6 +227,7 @@ def _either(case: Case, graph: WaitGraph) -> Finding:
         seq=None,
         candidate_ranks=ranks,
         confidence="ambiguous",
+        role="cause",
         analyzer="accounting",
         evidence=lines,
         inferred=("the records do not show which of them is wrong",),
@@ -450,6 +451,7 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
         odd_is="last_call",
         peers=first.call,
         confidence="likely",
+        role="cause",
         analyzer="accounting",
         evidence=tuple(
             f"rank {wait.rank} posted {call_text(wait.call)}; it is not known to have completed"

@@ -340,6 +340,7 @@ def _from_counts(case: Case) -> Iterable[Finding]:
         diverging_ranks=ranks,
         candidate_ranks=() if ranks else everybody,
         confidence="likely" if ranks else "ambiguous",
+        role="cause",
         analyzer=ANALYZER,
         evidence=(f"ras: {found.says}",),
         inferred=("which call it is: counts do not show it",),

@@ -33,6 +33,7 @@ def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
         diverging_ranks=tuple(numbers),
         odd=case.run.by_rank[numbers[0]].last_call(),
         confidence="certain",
+        role="cause",
         analyzer=analyzer,
         evidence=tuple(
             f"rank {number}: its launcher saw it end with {status}, before it ended any other"
@@ -53,6 +54,7 @@ def missed_by_engines(case: Case, analyzer: str) -> Iterable[Finding]:
             diverging_ranks=(rank.rank,),
             odd=rank.last_call(),
             confidence="certain",
+            role="cause",
             analyzer=analyzer,
             evidence=(seen,),
         )

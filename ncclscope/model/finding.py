@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ncclscope.model.call import Call, Communicator
@@ -55,8 +55,8 @@ class Finding:
     candidate_ranks: tuple[int, ...] = ()
     odd: Call | None = None
     peers: Call | None = None
-    confidence: str = "certain"
-    role: str = "cause"
+    confidence: str = field(kw_only=True)
+    role: str = field(kw_only=True)
     analyzer: str = ""
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()

@@ -259,6 +259,7 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             odd=theirs,
             peers=ranks[others[0]].last_call(),
             confidence="likely",
+            role="cause",
             analyzer=analyzer,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "

@@ -45,6 +45,7 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         odd=case.run.by_rank[ranks[0]].last_call(transfers=True),
         peers=own[0].call,
         confidence="likely",
+        role="cause",
         analyzer=analyzer,
         evidence=tuple(
             f"rank {one.rank} is in {call_text(one.call)}, transfer {one.number} between it and "

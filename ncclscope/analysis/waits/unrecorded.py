@@ -73,6 +73,7 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         ),
         candidate_ranks=tuple(sorted(positions)),
         confidence="ambiguous",
+        role="cause",
         analyzer=ANALYZER,
         evidence=evidence,
         inferred=("they wait in a collective that no probe records",),
@@ -147,6 +148,7 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         diverging_ranks=absent,
         peers=pending_calls[0].call,
         confidence="likely",
+        role="cause",
         analyzer=ANALYZER,
         evidence=(
             f"{ranks_text(failed)} posted {where}, and {ranks_text(absent)} did not",
@@ -203,6 +205,7 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         diverging_ranks=first if blames else (),
         candidate_ranks=() if blames else candidates,
         confidence="likely" if blames else "ambiguous",
+        role="cause",
         analyzer=ANALYZER,
         evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
         inferred=() if inside else ("the connection was lost in a call that is not recorded",),
@@ -253,6 +256,7 @@ def _alone_in_a_call(
         diverging_ranks=alone,
         odd=pending.call,
         confidence="likely",
+        role="cause",
         analyzer=ANALYZER,
         evidence=(
             f"{ranks_text(alone)} posted {where}, and its peers did not",

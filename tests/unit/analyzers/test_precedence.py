@@ -135,7 +135,15 @@ class _Fixed:
 
     def __init__(self, kind: str, *refines: str, seq: int = 5, ranks: tuple[int, ...] = (2,)):
         self.refines = refines
-        self.finding = Finding(kind, kind, comm=TP, seq=seq, diverging_ranks=ranks)
+        self.finding = Finding(
+            kind,
+            kind,
+            comm=TP,
+            seq=seq,
+            diverging_ranks=ranks,
+            confidence="certain",
+            role="cause",
+        )
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield it."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import DEAD_SECONDS, EXITED, GONE, HEARTBEAT_ENDS, Case
-from ncclscope.analysis.lost_together import as_one
+from ncclscope.analysis.case import DEAD_SECONDS, Case
+from ncclscope.analysis.lost_together import as_one, wait_text
 from ncclscope.analysis.missed import missed_by_engines, missed_by_launchers
 from ncclscope.analysis.waits.endings import (
+    End,
+    Ending,
     failed,
     failed_inside,
     given_up,
     have_gone_on,
     lost_store,
-    status_of,
     store_host,
     timed_out,
+    without_note,
 )
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
@@ -31,7 +33,6 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Communicator, Finding, Rank
 
-NO_RECORD = "it left no record"
 _SILENT = (
     "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "
     "heartbeat either"
@@ -57,15 +58,15 @@ def _failed_first(rank: Rank | None) -> bool:
     return bool(rank.details.get("ended_with")) and (failed(rank) or timed_out(rank))
 
 
-def _without_store(case: Case, rank: Rank, finding: Finding) -> Finding:
+def _without_store(case: Case, rank: Rank, finding: Finding, posted: Sequence[int]) -> Finding:
     """Name the rank that took the store of a dead rank with it; where none did, nobody."""
     (number,) = finding.diverging_ranks
     lost = f"{rank_text(case.run, number)} ended, as it lost its connection to its store"
-    waiting = finding.summary.rpartition("; ")[2].replace(" for it ", f" for rank {number} ")
+    waiting = wait_text(finding, posted, f"rank {number}")
     if (host := store_host(case, case.waits, rank)) is None:
         return replace(
             finding,
-            summary=f"{sentence(lost)}, which no rank is known to have served; {waiting}",
+            summary=f"{sentence(lost)}, which no rank is known to have served; {waiting}.",
             diverging_ranks=(),
             candidate_ranks=tuple(
                 one.rank for one in case.run.ranks if one is rank or not (one.exited or one.alive)
@@ -73,13 +74,12 @@ def _without_store(case: Case, rank: Rank, finding: Finding) -> Finding:
             confidence="ambiguous",
             inferred=(*finding.inferred, "the process that served the store ended before"),
         )
-    status = status_of(host)
-    how = case.how_it_ended(host) or (f"it ended with {status}" if status else GONE)
+    how = case.how_it_ended(host) or without_note(host)
     return replace(
         finding,
         summary=(
             f"{sentence(rank_text(case.run, host.rank))}, which served the store, is dead or gone "
-            f"({how}): {lost}, and {waiting}"
+            f"({how}): {lost}, and {waiting}."
         ),
         diverging_ranks=(host.rank,),
         odd=host.last_call(),
@@ -89,10 +89,10 @@ def _without_store(case: Case, rank: Rank, finding: Finding) -> Finding:
     )
 
 
-def _no_record(case: Case) -> str:
-    """Say what a rank left no trace of: a ring outlives its process, a dump has to be written."""
+def _no_record(case: Case) -> Ending:
+    """Return what a rank left no trace of: a ring outlives its process, a dump is written."""
     formats = {rank.details.get("format") for rank in case.run.ranks}
-    return "it left no dump" if formats == {"flight_recorder"} else NO_RECORD
+    return Ending(End.NO_DUMP if formats == {"flight_recorder"} else End.NO_RECORD)
 
 
 class DeadRank:
@@ -148,7 +148,8 @@ class DeadRank:
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
             if lost_store(rank):
-                yield _without_store(case, rank, finding)
+                _, posted = self._missed_call(case, number, waiting)
+                yield _without_store(case, rank, finding, posted)
                 continue
             if have_gone_on(case, rank, finding, waiting):
                 yield given_up(finding, waiting)
@@ -246,7 +247,7 @@ class DeadRank:
                 inferred=("its peers wait for it: they have not completed the call that it has",),
             )
 
-    def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> str | None:
+    def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> Ending | None:
         rank = case.run.by_rank.get(number)
         if rank is None or key not in rank.logs or rank.logs[key].calls != seq:
             return None
@@ -264,7 +265,7 @@ class DeadRank:
         rank, call = case.run.by_rank[number], case.waits.heads[number]
         past = [one for one in comm.ranks if one not in inside]
         done = f"only {ranks_text(past)} completed" if past else "none has completed"
-        how = f"{HEARTBEAT_ENDS} {seconds:.0f} s before its peers'"
+        how = Ending(End.HEARTBEAT, seconds)
         kind, state = self.name, "dead, gone or stopped"
         if rank.alive:
             kind, state = "stalled", "stopped or stuck"
@@ -312,19 +313,12 @@ class DeadRank:
         case: Case,
         number: int,
         waiting: tuple[int, ...],
-        how: str,
+        how: Ending,
         *,
         consequence: bool = False,
     ) -> Finding:
         rank = case.run.by_rank.get(number)
-        # Devices wait in the first call that not all have posted, however far their hosts are.
-        pending = (
-            self._last_call_awaited(case, waiting)
-            if rank is None
-            else case.waits.where_most_wait(waiting, number)
-        )
-        # Others may wait for it in other calls.
-        waiting = tuple(own for own in waiting if self._has_posted(case, own, pending))
+        pending, waiting = self._missed_call(case, number, waiting)
         posted = (
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
             f"{call_text(pending.call)}"
@@ -335,7 +329,7 @@ class DeadRank:
             evidence.append(f"no record of rank {number} was found")
             evidence.append(
                 "its ring may lie on another host, or was not copied"
-                if how == NO_RECORD
+                if how.code is End.NO_RECORD
                 else "a live process may have written no dump either"
             )
         else:
@@ -349,13 +343,12 @@ class DeadRank:
                     f"it made {made_text([rank])}, the last "
                     f"{call_text(last)} on {case.run.communicators[last.comm].label}"
                 )
-        undumped = rank is None and how != NO_RECORD
-        silent = HEARTBEAT_ENDS in how
+        undumped, silent = how.code is End.NO_DUMP, how.code is End.HEARTBEAT
         state = "dead, gone or stuck" if undumped or silent else "dead or gone"
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
-        if how == EXITED:  # nothing failed: its program came to its end
+        if how.code is End.EXITED:  # nothing failed: its program came to its end
             who = f"{sentence(rank_text(case.run, number))} ended without this call ({how})"
-        elif how == NO_RECORD:
+        elif how.code is End.NO_RECORD:
             who = f"Rank {number} left no record: it is dead, or was not traced"
         # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
@@ -390,6 +383,19 @@ class DeadRank:
             evidence=tuple(evidence),
             inferred=tuple(inferred),
         )
+
+    def _missed_call(
+        self, case: Case, number: int, waiting: tuple[int, ...]
+    ) -> tuple[PendingCall, tuple[int, ...]]:
+        """Return the call in which ranks wait for a dead one, and those that have posted it."""
+        # Devices wait in the first call that not all have posted, however far their hosts are.
+        pending = (
+            self._last_call_awaited(case, waiting)
+            if number not in case.run.by_rank
+            else case.waits.where_most_wait(waiting, number)
+        )
+        # Others may wait for it in other calls.
+        return pending, tuple(own for own in waiting if self._has_posted(case, own, pending))
 
     def _has_posted(self, case: Case, number: int, pending: PendingCall) -> bool:
         """Return whether a rank waits on a pending call's communicator and has posted that call."""

@@ -35,12 +35,14 @@ from ncclscope.analysis.sequences.tie_breaks import (
 )
 from ncclscope.analysis.waits.completion import PENDING, reports_completion
 from ncclscope.analysis.waits.endings import (
+    End,
+    Ending,
     ended_by_peers,
     given_up_after,
     interrupted_after,
     lost_by_peers,
-    status_of,
     timed_out,
+    without_note,
 )
 from ncclscope.analysis.waits.noted import doing, raised
 from ncclscope.analysis.waits.order import Moment, Order
@@ -54,10 +56,6 @@ AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
-EXITED = "it exited normally"
-GONE = "its process is gone, and recorded no end"
-HEARTBEAT_ENDS = "its heartbeat ends"
-"""How a text begins that concludes an end from heartbeats alone."""
 MOST_SURVIVED = 8
 """Differences of one communicator after which all went on, each of which is a finding."""
 
@@ -411,27 +409,26 @@ class Case(Records):
         """Return whether peers failed because a process was gone; see :mod:`.waits.endings`."""
         return lost_by_peers(self, self.waits, rank)
 
-    def how_it_ended(self, rank: Rank) -> str | None:
-        """Say how a process ended before its peers; None where it is not known to have ended."""
+    def how_it_ended(self, rank: Rank) -> Ending | None:
+        """Return how a process ended before its peers; None if it is not known to have ended."""
         if interrupted_after(self, self.waits, rank) is not None:
             return None  # a signal stopped the whole job, which already hung
         error = rank.details.get("ended_with")
         if error:
-            return f"it ended with {error}"
+            return Ending(End.WITH, str(error))
         if rank.exited:
             last = raised(self, rank)
             if last is not None and last[1] < AT_ONCE_SECONDS:  # a launcher caught it
-                return f"it exited after it raised {last[0]}"
-            return EXITED
+                return Ending(End.RAISED, last[0])
+            return Ending(End.EXITED)
         if rank.alive is False and any(other.alive for other in self.run.ranks):
-            return "its process is gone"
+            return Ending(End.GONE)
         if self.lost_by_peers(rank):
-            status = status_of(rank)
-            return f"it ended with {status}" if status else GONE
+            return without_note(rank)
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
         seconds = self.outlived_by(rank, self.waiting)
-        return None if seconds is None else f"{HEARTBEAT_ENDS} {seconds:.0f} s before its peers'"
+        return None if seconds is None else Ending(End.HEARTBEAT, seconds)
 
     def outlived_by(self, rank: Rank, waiting: Collection[int]) -> float | None:
         """Return for how many seconds waiting ranks lived on after a rank's last heartbeat.

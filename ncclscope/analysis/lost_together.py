@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import GONE, Case
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.waits.endings import End
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
 from ncclscope.model import Finding
 
@@ -29,24 +30,31 @@ def as_one(case: Case, found: Sequence[Finding]) -> list[Finding]:
 def _joined(case: Case, group: Sequence[Finding]) -> Finding:
     """Return one finding on several ranks that are gone, and that the same ranks wait for."""
     ranks = tuple(sorted(one.diverging_ranks[0] for one in group))
-    hows = [case.how_it_ended(case.run.by_rank[number]) or "" for number in ranks]
-    how = "; ".join(f"rank {n}: {text}" for n, text in zip(ranks, hows, strict=True))
-    if {*hows} == {GONE}:
+    ends = {n: end for n in ranks if (end := case.how_it_ended(case.run.by_rank[n])) is not None}
+    how = "; ".join(f"rank {number}: {end}" for number, end in ends.items())
+    if all(end.code is End.NOT_NOTED for end in ends.values()):
         how = "their processes are gone, and recorded no end"
     first = group[0]
     waiting = [n for n in case.waits.pending_calls if n not in ranks and _is_in(case, n, first)]
-    where = "" if first.comm is None else f" on {comm_text(first.comm)}"
     return replace(
         first,
         summary=(
             f"{sentence(ranks_text(ranks))} are dead or gone ({how}); "
-            f"{ranks_text(waiting)} {verb(waiting, 'wait')} for them in call {first.seq}{where}, "
-            f"{call_text(first.peers)}."
+            f"{wait_text(first, waiting, 'them')}."
         ),
         diverging_ranks=ranks,
         confidence=min((one.confidence for one in group), key=_DOUBTS.index),
         evidence=tuple(dict.fromkeys(line for one in group for line in one.evidence)),
         inferred=tuple(dict.fromkeys(line for one in group for line in one.inferred)),
+    )
+
+
+def wait_text(finding: Finding, waiting: Sequence[int], whom: str) -> str:
+    """Return that ranks wait for others in the call of a finding."""
+    where = "" if finding.comm is None else f" on {comm_text(finding.comm)}"
+    return (
+        f"{ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in call {finding.seq}{where}, "
+        f"{call_text(finding.peers)}"
     )
 
 

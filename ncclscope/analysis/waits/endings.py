@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,35 @@ _LOST = re.compile(
 _OF_STORE = "DistNetworkError"
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 """How they report that it did not come."""
+
+
+class End(Enum):
+    """How a process ended, or what shows that it did; the value is its wording."""
+
+    WITH = "it ended with {}"
+    RAISED = "it exited after it raised {}"
+    EXITED = "it exited normally"
+    GONE = "its process is gone"
+    NOT_NOTED = "its process is gone, and recorded no end"
+    HEARTBEAT = "its heartbeat ends {:.0f} s before its peers'"
+    NO_RECORD = "it left no record"
+    NO_DUMP = "it left no dump"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a process.
+
+    Attributes:
+        code: How it ended.
+        detail: The exception or exit status, or the seconds for which its peers lived on.
+    """
+
+    code: End
+    detail: str | float = ""
+
+    def __str__(self) -> str:
+        return self.code.value.format(self.detail)
 
 
 def failed(rank: Rank) -> bool:
@@ -96,6 +126,12 @@ def status_of(rank: Rank) -> str:
     """Return how the launcher saw a process end that recorded no end; empty where none saw it."""
     status = rank.details.get("exit_status")
     return "" if not status or rank.exited else status_text(status)
+
+
+def without_note(rank: Rank) -> Ending:
+    """Return how a process ended that recorded no end."""
+    status = status_of(rank)
+    return Ending(End.WITH, status) if status else Ending(End.NOT_NOTED)
 
 
 def ended_by(call: Call, rank: Rank, how: Callable[[Rank], bool] = failed) -> bool:

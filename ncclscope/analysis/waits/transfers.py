@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.case import EXITED
 from ncclscope.analysis.damaged import has_damaged_transfers
 from ncclscope.analysis.waits.completion import first_pending
-from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, failed, timed_out
+from ncclscope.analysis.waits.endings import End, ended_by, ended_by_peers, failed, timed_out
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS
@@ -342,9 +341,10 @@ def proof_of(
     """
     if ended_by(call, rank, timed_out) and not failed(peer):
         return f"its timeout ended rank {rank.rank}"
-    if case.how_it_ended(peer) == EXITED and _waited_on(case, rank, call):
+    ended = case.how_it_ended(peer)
+    if ended is not None and ended.code is End.EXITED and _waited_on(case, rank, call):
         return f"rank {peer.rank} ended normally without its half"
-    if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
+    if case.how_it_ended(rank) is not None or ended is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):
         return f"rank {rank.rank} did not complete it within its timeout"

@@ -19,6 +19,8 @@ from ncclscope.analysis.processes.requests import is_fed, waits_in_thread
 from ncclscope.analysis.processes.samples import (
     BUSY,
     IDLE,
+    Movement,
+    Sign,
     change_of,
     key_of,
     polled,
@@ -59,8 +61,6 @@ _REASONS = {
 
 
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
-_STARTED = "processes that"
-_TOOK = "it took"
 _LONGEST_NAME = 40
 
 
@@ -83,7 +83,7 @@ class Motion:
         cpu: Share of a core that the process used between the samples.
         main_cpu: Share of a core that its main thread used.
         delayed: Share of the time in which its main thread was ready and had no processor.
-        why: Why it counts as moving.
+        movement: Why it counts as moving; None where it does not move.
     """
 
     worker: Worker
@@ -96,7 +96,17 @@ class Motion:
     cpu: float = 0.0
     main_cpu: float = 0.0
     delayed: float = 0.0
-    why: str = ""
+    movement: Movement | None = None
+
+    @property
+    def sign(self) -> Sign | None:
+        """What shows that it moves; None where it does not move."""
+        return None if self.movement is None else self.movement.sign
+
+    @property
+    def why(self) -> str:
+        """Why it counts as moving, in words; empty where it does not move."""
+        return "" if self.movement is None else str(self.movement)
 
     @property
     def rank(self) -> int:
@@ -137,7 +147,7 @@ class Motion:
     @property
     def is_at_one_line(self) -> bool:
         """Whether it does not go on: it waits, or spins at one line."""
-        return self.condition == "still" or self.why.startswith(_TOOK)
+        return self.condition == "still" or self.sign is Sign.CORE
 
     @property
     def is_unfed(self) -> bool:
@@ -159,7 +169,7 @@ class Motion:
         """Whether it waits in the loop of an engine, which brings requests or none."""
         return any(_ENGINES.search(frame.file) for frame in self.frames)
 
-    @property
+    @cached_property
     def _at(self) -> Frame | None:
         """The frame to show: the innermost one of the program, or the one that began the work."""
         found = work_of(self.frames) if self.work else None
@@ -169,6 +179,16 @@ class Motion:
     @property
     def text(self) -> str:
         """What the rank is in: ``all_reduce at hang.py:3 step``."""
+        return self.remarked()
+
+    def remarked(self, *remarks: str) -> str:
+        """Return what the rank is in, and remarks: ``wait at a.py:3 (sleeps; it woke)``."""
+        reason = _REASONS.get(self.waits or "") if self._at is not None else None
+        shown = "; ".join([*([f"{reason}{self._beside}"] if reason else ()), *remarks])
+        return f"{self._where} ({shown})" if shown else self._where
+
+    @property
+    def _where(self) -> str:
         place = self._at
         if place is None:
             return "no Python frame"
@@ -183,8 +203,7 @@ class Motion:
         user = self.user_place
         if user is not None and user != place:
             text += f", from {user.site}"
-        reason = _REASONS.get(self.waits or "")
-        return f"{text} ({reason}{self._beside})" if reason else text
+        return text
 
     @property
     def _beside(self) -> str:
@@ -251,27 +270,27 @@ def _motion(worker: Worker, gap: float, several: bool) -> Motion:
     samples = without_own_code(read, worker, main_cpu)
     polling = polled(samples, main_cpu)
     one = polling or samples[-1]
-    condition, why = "still", ""
+    condition, movement = "still", None
     if last in ("T", "t"):
         condition = "stopped"
     elif len(samples) < 2:
-        condition, why = "moving", "its stack was read only once"
+        condition, movement = "moving", Movement(Sign.ONE_SAMPLE)
     elif polling is None:
-        why = change_of(samples)
-        condition = "moving" if why else "still"
+        movement = change_of(samples)
+        condition = "moving" if movement else "still"
     op, waits, unrecorded = one.op, one.waits, False
     if waits is None and condition != "moving":
         op, waits, unrecorded = _behind(worker, one.frames, main_cpu, several)
     if condition == "still":
         # Switches and system call are those of the main thread.
         own = switches if one.thread in ("", "MainThread") else 0.0
-        why = _activity(op, waits, worker, main_cpu, own, gap)
-        condition = "moving" if why else "still"
+        movement = _activity(op, waits, worker, main_cpu, own, gap)
+        condition = "moving" if movement else "still"
     if condition == "moving" and one.waits is None:
         op, waits, unrecorded = None, None, False
     return Motion(
         *(worker, condition, waits, op, unrecorded, one.frames, one.thread),
-        *(cpu, main_cpu, delayed, why),
+        *(cpu, main_cpu, delayed, movement),
     )
 
 
@@ -297,33 +316,33 @@ def _activity(
     main_cpu: float,
     switches: float,
     gap: float,
-) -> str:
+) -> Movement | None:
     """Return other evidence that a rank with the same stack in all samples moves."""
     rate = switches / max(gap, 0.001)
     blocked = worker.samples[-1].blocked if worker.samples else ""
     if waits == "collective" and op not in INIT_OPS and switches:
         if rate > MANY_SWITCHES:
-            return f"it went to sleep and woke {rate:.0f} times a second"
-        return f"it woke {switches:.0f} times in {gap:g} s"
+            return Movement(Sign.SWITCHES, (rate,))
+        return Movement(Sign.WAKES, (switches, gap))
     if waits is None and rate > MANY_SWITCHES and blocked != "sleep":
-        return f"it went to sleep and woke {rate:.0f} times a second"
+        return Movement(Sign.SWITCHES, (rate,))
     if waits in (None, "sleep", "file") and main_cpu > BUSY:
-        return f"{_TOOK} {main_cpu:.0%} of a core"
-    return "" if waits in ("collective", "device") else _work_beside(worker, waits, gap)
+        return Movement(Sign.CORE, (main_cpu,))
+    return None if waits in ("collective", "device") else _work_beside(worker, waits, gap)
 
 
-def _work_beside(worker: Worker, waits: str | None, gap: float) -> str:
+def _work_beside(worker: Worker, waits: str | None, gap: float) -> Movement | None:
     """Return what a rank whose main thread rests gets done by others: processes, or files."""
     if len(worker.samples) < 2:
-        return ""
+        return None
     first, last = worker.samples[0], worker.samples[-1]
     share = (last.started_cpu_seconds - first.started_cpu_seconds) / max(gap, 0.001)
     if share > STARTED_BUSY:
-        return f"{_STARTED} it started took {share:.0%} of a core"
+        return Movement(Sign.STARTED, (share,))
     size = last.io_bytes - first.io_bytes
     if waits != "queue" and size > MOVED_BYTES:
-        return f"it read and wrote {size / 1e6:.1f} MB"
-    return ""
+        return Movement(Sign.FILES, (size / 1e6,))
+    return None
 
 
 def seen_at(run: Run, number: int) -> str:
@@ -331,10 +350,25 @@ def seen_at(run: Run, number: int) -> str:
 
     A rank that moves is at work there, and may be late or in an endless loop.
     """
-    motion = None if run.snapshot is None else read_motions(run.snapshot).get(number)
-    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
+    motion = _seen_outside(run, number)
+    if motion is None:
         return ""
-    if motion.condition == "moving" and motion.why.startswith(_STARTED):
-        return f"at work in {_STARTED} it started, at {motion.text}"
+    if motion.sign is Sign.STARTED:
+        return f"at work in processes that it started, at {motion.text}"
     at = "at work at" if motion.condition == "moving" else "at"
     return f"{'in' if motion.work else at} {motion.text}"
+
+
+def is_seen_at_work(run: Run, number: int) -> bool:
+    """Return whether a process snapshot shows a rank at work that has no name of its own."""
+    motion = _seen_outside(run, number)
+    if motion is None or motion.condition != "moving":
+        return False
+    return motion.sign is Sign.STARTED or not motion.work
+
+
+def _seen_outside(run: Run, number: int) -> Motion | None:
+    motion = None if run.snapshot is None else read_motions(run.snapshot).get(number)
+    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
+        return None
+    return motion

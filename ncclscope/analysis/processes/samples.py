@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from ncclscope.analysis.processes.frames import (
     collective_of,
@@ -23,6 +24,35 @@ IDLE = 0.05
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _OF_LIBRARIES = frozenset({"child", "data", "lock", "socket", "started"})
 """Waits that frames of a library show, and that end without a peer."""
+
+
+class Sign(Enum):
+    """What shows that a rank moves; the value is its wording."""
+
+    ONE_SAMPLE = "its stack was read only once"
+    STACK = "its stack changed"
+    COUNTER = "a loop counter changed"
+    SWITCHES = "it went to sleep and woke {:.0f} times a second"
+    WAKES = "it woke {:.0f} times in {:g} s"
+    CORE = "it took {:.0%} of a core"
+    STARTED = "processes that it started took {:.0%} of a core"
+    FILES = "it read and wrote {:.1f} MB"
+
+
+@dataclass(frozen=True)
+class Movement:
+    """That a rank moves.
+
+    Attributes:
+        sign: What shows it.
+        amounts: The numbers in the wording of that sign.
+    """
+
+    sign: Sign
+    amounts: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return self.sign.value.format(*self.amounts)
 
 
 @dataclass(frozen=True)
@@ -85,15 +115,15 @@ def _cut_at_wait(
     return Sample(thread, frames, None, None, collective)
 
 
-def change_of(samples: Sequence[Sample]) -> str:
-    """Return what changed between the samples; empty where all are equal."""
+def change_of(samples: Sequence[Sample]) -> Movement | None:
+    """Return what changed between the samples; None where all are equal."""
     last = samples[-1]
     for one in samples[:-1]:
         if one.key != last.key:
-            return "its stack changed"
+            return Movement(Sign.STACK)
         if one.counters != last.counters:
-            return "a loop counter changed"
-    return ""
+            return Movement(Sign.COUNTER)
+    return None
 
 
 def polled(samples: Sequence[Sample], main_cpu: float) -> Sample | None:

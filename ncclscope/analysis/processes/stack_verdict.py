@@ -126,7 +126,7 @@ def _late(
     return unless_late(
         Judgement(
             kind="late",
-            summary=f"{what} {_with_reason(one)}, and {waiting_text(classes)}: {rest}.",
+            summary=f"{what} {one.remarked(one.why)}, and {waiting_text(classes)}: {rest}.",
             diverging=ranks,
             odd=one,
             peers=classes[0].motion,
@@ -135,12 +135,6 @@ def _late(
         gap,
         LONG_GAP,
     )
-
-
-def _with_reason(moving: Motion) -> str:
-    """Return where a rank is and why it counts as moving: ``wait at a.py:3 (sleeps; it woke)``."""
-    text = moving.text
-    return f"{text[:-1]}; {moving.why})" if text.endswith(")") else f"{text} ({moving.why})"
 
 
 def _not_joined(

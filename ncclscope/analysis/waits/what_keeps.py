@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.processes.motion import seen_at
+from ncclscope.analysis.processes.motion import is_seen_at_work
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.noted import doing, raised
 from ncclscope.analysis.waits.open_transfers import is_in_transfer
@@ -32,7 +32,7 @@ def what_keeps(case: Case, rank: Rank) -> str:
         return "may still come to the call: its note says what keeps it"
     if is_in_transfer(rank):
         return "waits for the other side of its last call, or is busy after it"
-    if seen_at(case.run, rank.rank).startswith("at work"):
+    if is_seen_at_work(case.run, rank.rank):
         return "is late, or in an endless loop"
     return "is busy or stuck outside of any recorded call"
 

@@ -198,20 +198,21 @@ class InitStalled:
 
     def _at_store(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
         """Yield who does not wait for the key that most of the waiting ranks wait for."""
-        groups: dict[str, _Waiting] = {}
+        groups: dict[tuple[str, str, int], _Waiting] = {}
         for number, one in waiting.items():
-            groups.setdefault(one.text, {})[number] = one
-        text, first = max(groups.items(), key=lambda group: len(group[1]))
+            groups.setdefault(one.what, {})[number] = one
+        first = max(groups.values(), key=len)
+        asked = first[min(first)]
         others = tuple(n for n in range(case.run.expected) if n not in waiting)
         seconds = min(one.seconds for one in first.values())
         who = ranks_text(first)
-        start = f"{sentence(who)} {_waits(first)} {text} for {seconds:.0f} s"
-        connects = all(_method(one) == "connect" for one in first.values())
+        start = f"{sentence(who)} {_waits(first)} {asked.text} for {seconds:.0f} s"
+        connects = asked.method == "connect"
         if not others:
             more = "".join(
-                f"; {ranks_text(group)} {_waits(group)} {other}"
-                for other, group in groups.items()
-                if other != text
+                f"; {ranks_text(group)} {_waits(group)} {group[min(group)].text}"
+                for group in groups.values()
+                if group is not first
             )
             all_wait = f"all ranks wait, and none {'serves' if connects else 'sets'} it"
             if _are_over(waiting):
@@ -220,7 +221,7 @@ class InitStalled:
             return
         doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
         # A barrier needs every rank; any other key needs one, and nothing says which.
-        needs_all = "barrier" in text
+        needs_all = asked.is_barrier
         named = len(others) == 1 or (needs_all and len(others) < len(first))
         have = "has" if len(others) == 1 else "have"
         come = "come to it" if needs_all else "set it"
@@ -323,7 +324,7 @@ def _polling(case: Case) -> _Waiting:
         for rank in case.run.ranks
         if case.how_it_ended(rank) is None and (one := polled(rank)) is not None
     }
-    alike = len({one.text for one in found.values()}) == 1
+    alike = len({one.what for one in found.values()}) == 1
     return found if alike and case.run.expected < 2 * len(found) < 2 * case.run.expected else {}
 
 
@@ -346,11 +347,6 @@ def _failed(case: Case, inside: _Waiting) -> str:
     error = printable(str(case.run.by_rank[first].details.get("ended_with"))).rstrip(": ")
     text = shorten(error, _LONGEST, placeholder=" ...")
     return f"failed in {inside[first].text} after {time} (rank {first} ended with {text})"
-
-
-def _method(noted: Noted) -> str:
-    """Return what a process does at a store: ``get``, ``wait``, ``connect``, ..."""
-    return (noted.activity.detail or "").partition(" ")[0]
 
 
 def _server_text(absent: Sequence[int]) -> str:

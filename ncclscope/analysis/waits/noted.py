@@ -42,16 +42,45 @@ class Noted:
     """An activity that a process is in.
 
     Attributes:
-        name: Its name, see :mod:`ncclscope.model.activities`.
-        text: What it is, to follow "it is": ``in torch.compile of step (train.py:33)``.
         seconds: How long it has lasted.
         activity: The note.
     """
 
-    name: str
-    text: str
     seconds: float
     activity: Activity
+
+    @property
+    def name(self) -> str:
+        """Its name, see :mod:`ncclscope.model.activities`."""
+        return self.activity.name
+
+    @property
+    def what(self) -> tuple[str, str, int]:
+        """What it is, by which the same activities of several processes are equal."""
+        if self.name == COMM_INIT:
+            return self.name, "", self.activity.number
+        return self.name, self.activity.detail or "", 0
+
+    @property
+    def text(self) -> str:
+        """What it is, to follow "it is": ``in torch.compile of step (train.py:33)``."""
+        return spelled(self.activity)
+
+    @property
+    def method(self) -> str:
+        """What a process does at a store: ``get``, ``wait``, ``connect``, ..."""
+        return _asked(self.activity)[0]
+
+    @property
+    def key(self) -> str:
+        """The key that a process waits for at a store; empty where it waits for none."""
+        method, key = _asked(self.activity)
+        return key if self.name == STORE_WAIT and method not in _PREPOSITIONS else ""
+
+    @property
+    def is_barrier(self) -> bool:
+        """Whether all processes have to come to the store: by its method or by its key."""
+        return self.method == "barrier" or "barrier" in self.key
 
     @property
     def is_work(self) -> bool:
@@ -75,7 +104,7 @@ def lasting(rank: Rank, name: str) -> Noted | None:
         return None
     last_seen = rank.last_seen_ns or 0  # there is no heartbeat in the first second
     seconds = max(0.0, (last_seen - activity.since_ns) / 1e9)
-    return Noted(name, spelled(activity), seconds, activity)
+    return Noted(seconds, activity)
 
 
 def given_up(rank: Rank, name: str) -> Noted | None:
@@ -88,16 +117,16 @@ def given_up(rank: Rank, name: str) -> Noted | None:
         return None
     if name == INIT and rank.logs:
         return None  # it has come through
-    if name == STORE_WAIT and _is_connecting(activity) and _KEYS in rank.details["ended_with"]:
+    if (
+        name == STORE_WAIT
+        and _asked(activity)[0] == "connect"
+        and _KEYS in rank.details["ended_with"]
+    ):
         return None  # it was connected, and C++ waited for a key
     if name == STORE_WAIT and _was_answered(rank, activity):
         return None  # the exception came later
     seconds = (activity.until_ns - activity.since_ns) / 1e9
-    return Noted(name, spelled(activity), seconds, activity)
-
-
-def _is_connecting(activity: Activity) -> bool:
-    return (activity.detail or "").startswith("connect")
+    return Noted(seconds, activity)
 
 
 def _was_answered(rank: Rank, wait: Activity) -> bool:
@@ -130,7 +159,7 @@ def polled(rank: Rank) -> Noted | None:
     if abs(seen - activity.until_ns) > AGAIN_NS:
         return None
     seconds = (activity.until_ns - activity.since_ns) / 1e9
-    return Noted(STORE_WAIT, spelled(activity), seconds, replace(activity, until_ns=None))
+    return Noted(seconds, replace(activity, until_ns=None))
 
 
 def seconds_of(rank: Rank, name: str) -> float | None:
@@ -150,7 +179,7 @@ def doing_in_common(run: Run, numbers: Sequence[int]) -> Noted | None:
     """Return what some ranks all wait for besides their calls; the shortest wait."""
     found = [doing(rank) for number in numbers if (rank := run.by_rank.get(number)) is not None]
     waits = [one for one in found if one is not None and not one.is_work]
-    if len(waits) < len(numbers) or len({one.text for one in waits}) != 1:
+    if len(waits) < len(numbers) or len({one.what for one in waits}) != 1:
         return None
     return min(waits, key=lambda one: one.seconds)
 
@@ -158,7 +187,7 @@ def doing_in_common(run: Run, numbers: Sequence[int]) -> Noted | None:
 def key_awaited(run: Run, numbers: Sequence[int]) -> Noted | None:
     """Return the wait at the store for a key that some ranks share; None where they differ."""
     wait = doing_in_common(run, numbers)
-    return wait if wait is not None and " for key " in wait.text else None
+    return wait if wait is not None and wait.key else None
 
 
 def wait_for_keys(run: Run, numbers: Sequence[int]) -> bool:
@@ -177,7 +206,7 @@ def spelled(activity: Activity) -> str:
     """Return what an activity is, in words."""
     detail = printable(activity.detail or "")[:_SHOWN]
     if activity.name == STORE_WAIT:
-        return store_action(detail)
+        return _store_action(*_asked(activity))
     if activity.name == INIT:
         return f"init_process_group ({detail})" if detail else "init_process_group"
     if activity.name == COMM_INIT:
@@ -186,9 +215,8 @@ def spelled(activity: Activity) -> str:
     return detail or activity.name
 
 
-def store_action(detail: str) -> str:
+def _store_action(method: str, key: str) -> str:
     """Return what a process waits for at a store, to follow "waits"."""
-    method, _, key = detail.partition(" ")
     if method in _PREPOSITIONS:
         return f"{_PREPOSITIONS[method]} the store at {key}"
     return f"at the store for key '{key}' ({method})" if key else f"at the store, in {method}"
@@ -196,7 +224,13 @@ def store_action(detail: str) -> str:
 
 def key_of(activity: Activity) -> str:
     """Return the key or the address that a process waits for at a store."""
-    return printable(activity.detail or "")[:_SHOWN].partition(" ")[2]
+    return _asked(activity)[1]
+
+
+def _asked(activity: Activity) -> tuple[str, str]:
+    """Return the method that a process called at a store, and the key or address it asked for."""
+    method, _, key = printable(activity.detail or "")[:_SHOWN].partition(" ")
+    return method, key
 
 
 def raised(records: Records, rank: Rank) -> tuple[str, float] | None:

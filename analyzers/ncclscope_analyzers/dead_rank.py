@@ -31,7 +31,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Communicator, Finding, Rank
+from ncclscope.model import Communicator, Fact, Finding, Rank, Topic
 
 _SILENT = (
     "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "
@@ -84,7 +84,7 @@ def _without_store(case: Case, rank: Rank, finding: Finding, posted: Sequence[in
         diverging_ranks=(host.rank,),
         odd=host.last_call(),
         confidence="likely",
-        evidence=(*finding.evidence, f"rank {host.rank}: {how}"),
+        evidence=(*finding.evidence, Fact.of_end(host.rank, how)),
         inferred=(*finding.inferred, f"rank {host.rank} ended before rank {number} lost the store"),
     )
 
@@ -240,9 +240,13 @@ class DeadRank:
                 role="cause",
                 analyzer=self.name,
                 evidence=(
-                    f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                    f"{call_text(call)}; only {ranks_text(past)} completed it",
-                    failures,
+                    Fact.of_call(
+                        f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
+                        f"{call_text(call)}; only {ranks_text(past)} completed it",
+                        comm.ranks,
+                        past,
+                    ),
+                    Fact(failures, Topic.END, past),
                 ),
                 inferred=("its peers wait for it: they have not completed the call that it has",),
             )
@@ -287,9 +291,14 @@ class DeadRank:
             role="cause",
             analyzer=self.name,
             evidence=(
-                f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                f"{call_text(call)}; {f'only {ranks_text(past)}' if past else 'none'} completed it",
-                f"rank {number}: {how}",
+                Fact.of_call(
+                    f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
+                    f"{call_text(call)}; "
+                    f"{f'only {ranks_text(past)}' if past else 'none'} completed it",
+                    comm.ranks,
+                    past,
+                ),
+                Fact.of_end(number, how),
             ),
             inferred=("the process is stuck, not the call: none of its threads has run since",),
         )
@@ -323,20 +332,26 @@ class DeadRank:
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
             f"{call_text(pending.call)}"
         )
-        evidence = [posted if rank is None else f"{posted}, and rank {number} did not"]
+        evidence: list[str] = [
+            Fact.of_call(posted, waiting)
+            if rank is None
+            else Fact.of_call(f"{posted}, and rank {number} did not", waiting, [number])
+        ]
         last, at_once = None, False
         if rank is None:
-            evidence.append(f"no record of rank {number} was found")
+            evidence.append(Fact.of_call(f"no record of rank {number} was found", [number]))
             evidence.append(
                 "its ring may lie on another host, or was not copied"
                 if how.code is End.NO_RECORD
                 else "a live process may have written no dump either"
             )
         else:
-            evidence.append(f"rank {number}: {how}")
+            evidence.append(Fact.of_end(number, how))
             if at_once := case.lost_by_peers(rank):
                 ends = ((n, case.run.by_rank[n].details.get("ended_with")) for n in waiting)
-                evidence += [f"rank {n} ended with {error}" for n, error in ends if error][:_SHOWN]
+                evidence += [
+                    Fact.of_rank(n, f"rank {n} ended with {error}") for n, error in ends if error
+                ][:_SHOWN]
             last = rank.last_call()
             if last is not None:
                 evidence.append(

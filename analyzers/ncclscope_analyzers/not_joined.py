@@ -45,7 +45,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Fact, Finding, Rank
 from ncclscope.model.signature import P2P_OPS
 
 _SHOWN = 4
@@ -173,19 +173,25 @@ class NotJoined:
         """Describe a call in which few ranks wait and which most have not posted."""
         few, many = sides.waiting, sides.absent
         who = rank_text(case.run, few[0]) if len(few) == 1 else ranks_text(few)
-        evidence = [
-            f"{ranks_text(few)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}{site_text(pending.call)}, and {verb(few, 'wait')} in it"
+        evidence: list[str] = [
+            Fact.of_call(
+                f"{ranks_text(few)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
+                f"{call_text(pending.call)}{site_text(pending.call)}, and {verb(few, 'wait')} in "
+                f"it",
+                few,
+            )
         ]
         for number in many:
             rank = case.run.by_rank.get(number)
             if rank is None:
-                evidence.append(f"no record of rank {number} was found")
+                evidence.append(Fact.of_call(f"no record of rank {number} was found", [number]))
                 continue
-            evidence += self._whereabouts(case, rank, pending)
+            evidence += [
+                Fact.of_rank(number, line) for line in self._whereabouts(case, rank, pending)
+            ]
             evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
-                evidence.append(f"rank {number}: {how}")
+                evidence.append(Fact.of_end(number, how))
         why = "most ranks do not make this call here"
         if (wait := doing_in_common(case.run, many)) is not None:
             why = f"{'it' if len(many) == 1 else 'they'} {verb(many, 'wait')} {wait.text} for "
@@ -235,17 +241,23 @@ class NotJoined:
         waiting = waiting_in(case, pending)
         one = len(ranks) == 1
         in_it, how = describe_wait(case, waiting)
-        evidence = [
-            f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}, and {how}"
+        evidence: list[str] = [
+            Fact.of_call(
+                f"{ranks_text(waiting)} posted call {pending.call.seq} on "
+                f"{comm_text(pending.comm)}, {call_text(pending.call)}, and {how}",
+                waiting,
+            )
         ]
         inferred = [*reasons]
         for rank in ranks:
-            evidence += self._whereabouts(case, rank, pending)
+            evidence += [
+                Fact.of_rank(rank.rank, line) for line in self._whereabouts(case, rank, pending)
+            ]
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 if round(quiet) and not is_silent(case, rank, waiting):
-                    evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
+                    alive = f"rank {rank.rank} stayed alive for {quiet:.0f} s after that"
+                    evidence.append(Fact.of_rank(rank.rank, alive))
                 inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
             evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]

@@ -22,7 +22,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Call, Finding, Rank
+from ncclscope.model import Call, Fact, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.threads import are_ordered, is_one_thread
 
@@ -187,10 +187,11 @@ class OrderCycle:
     ) -> Iterable[str]:
         for place, number in enumerate(cycle):
             pending = pending_calls[number]
-            yield (
+            yield Fact.of_rank(
+                number,
                 f"rank {number} is in #{pending.call.seq} on {comm_text(pending.comm)}, "
                 f"{call_text(pending.call)}{site_text(pending.call)}, and waits for rank "
-                f"{cycle[(place + 1) % len(cycle)]}"
+                f"{cycle[(place + 1) % len(cycle)]}",
             )
 
     def _diverging(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:

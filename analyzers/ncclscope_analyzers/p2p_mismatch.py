@@ -29,7 +29,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Call, Communicator, Finding, State
+from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.threads import precedes
 
@@ -371,7 +371,9 @@ def _in_collectives(ranks: Sequence[int]) -> str:
 
 def _wait_line(case: Case, rank: int, awaited: int, call: Call) -> str:
     comm = comm_text(case.run.communicators[call.comm])
-    return f"rank {rank} waits for rank {awaited}, in {call_text(call)} on {comm}"
+    return Fact.of_call(
+        f"rank {rank} waits for rank {awaited}, in {call_text(call)} on {comm}", [rank]
+    )
 
 
 def _is_final(case: Case, pair: Pair, received: Call) -> bool:

@@ -44,7 +44,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Call, Finding, State
+from ncclscope.model import Call, Finding, State, Topic
 from ncclscope.model.activities import STORE_WAIT
 from ncclscope.model.metadata import DAMAGED, UNCHECKED
 
@@ -55,7 +55,6 @@ FROM_STACKS = "stack_classes"
 
 _SHOWN = 4
 """Diverging ranks whose current position is reported."""
-_WHEREABOUTS = ("the last call of rank ", "rank ")
 
 
 def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[Finding]:
@@ -151,7 +150,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     evidence = (
         f"{ranks_text(waiting)} posted {where}, and {verb(waiting, 'wait')} in it; "
         f"{ranks_text(absent)} did not",
-        *(line for line in finding.evidence[1:] if line.startswith(_WHEREABOUTS)),
+        *(fact for fact in finding.facts if fact.topic is not Topic.CALL),
     )
     known = any(positions[rank].is_unrecorded for rank in hidden if rank in positions)
     wait = verb(hidden, "wait") if known else "may wait"

@@ -18,7 +18,7 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.model import Call, Finding
+from ncclscope.model import Call, Fact, Finding
 
 MANY = 256
 """Calls that every member posted after a difference, from which on it may have been survived."""
@@ -130,15 +130,20 @@ def from_difference(
         evidence: Facts read off the records, added to those that each difference has.
     """
     decided = difference.decided
-    facts = [f"{comm_text(difference.comm)}: {_agreement_before(difference)}"]
+    facts: list[str] = [
+        Fact.of_call(f"{comm_text(difference.comm)}: {_agreement_before(difference)}")
+    ]
     others = [rank for rank in difference.peers if rank not in difference.suspect]
     sides = (difference.odd, difference.peers) if decided else (difference.suspect, others)
     if decided or len(sides[0]) > len(sides[1]):
         facts.append(
-            f"#{difference.seq}: {ranks_text(sides[0])} posted "
-            f"{call_text(difference.odd_call)}{site_text(difference.odd_call)}, "
-            f"{ranks_text(sides[1])} {call_text(difference.peer_call)}"
-            f"{site_text(difference.peer_call)}"
+            Fact.of_call(
+                f"#{difference.seq}: {ranks_text(sides[0])} posted "
+                f"{call_text(difference.odd_call)}{site_text(difference.odd_call)}, "
+                f"{ranks_text(sides[1])} {call_text(difference.peer_call)}"
+                f"{site_text(difference.peer_call)}",
+                *sides,
+            )
         )
     else:
         facts.append(

@@ -13,7 +13,7 @@ from ncclscope.model.call import (
     State,
     Step,
 )
-from ncclscope.model.finding import Finding
+from ncclscope.model.finding import Fact, Finding, Topic
 from ncclscope.model.log import CallLog
 from ncclscope.model.run import Rank, Run
 from ncclscope.model.transfer import Transfer
@@ -25,10 +25,12 @@ __all__ = [
     "CallLog",
     "Communicator",
     "DamagedCall",
+    "Fact",
     "Finding",
     "Rank",
     "Run",
     "State",
     "Step",
+    "Topic",
     "Transfer",
 ]

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ncclscope.model.call import Call, Communicator
 from ncclscope.model.snapshot import Frame
 from ncclscope.model.unranked import unranked
+
+
+class Topic(Enum):
+    """What a line of evidence is about."""
+
+    CALL = "a call: who posted it, and who did not"
+    RANK = "what a rank did or noted"
+    END = "how a rank ended"
+
+
+class Fact(str):
+    """A line of evidence that other rules keep or drop by what it is about, without reading it.
+
+    Attributes:
+        topic: What it is about.
+        ranks: The ranks that it names, each by itself.
+    """
+
+    __slots__ = ("ranks", "topic")
+
+    topic: Topic
+    ranks: tuple[int, ...]
+
+    def __new__(cls, text: str, topic: Topic = Topic.RANK, ranks: Iterable[int] = ()) -> Fact:
+        fact = super().__new__(cls, text)
+        fact.topic, fact.ranks = topic, tuple(ranks)
+        return fact
+
+    @classmethod
+    def of_call(cls, text: str, *sides: Sequence[int]) -> Fact:
+        """Return a line about a call that names these sides; one of several ranks as a group."""
+        return cls(text, Topic.CALL, (side[0] for side in sides if len(side) == 1))
+
+    @classmethod
+    def of_rank(cls, rank: int, text: str) -> Fact:
+        """Return a line about what one rank did or noted."""
+        return cls(text, Topic.RANK, (rank,))
+
+    @classmethod
+    def of_end(cls, rank: int, how: object) -> Fact:
+        """Return how a rank ended: ``rank 3: it exited normally``."""
+        return cls(f"rank {rank}: {how}", Topic.END, (rank,))
 
 
 @dataclass(frozen=True)
@@ -72,6 +115,11 @@ class Finding:
     hangs: bool | None = None
     transfer: Mapping[str, Any] | None = None
     proof: Mapping[str, Any] | None = None
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """The evidence of which the topic is known."""
+        return tuple(line for line in self.evidence if isinstance(line, Fact))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the JSON verdict."""

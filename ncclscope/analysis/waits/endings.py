@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sentence, verb
-from ncclscope.model import Call, Finding, Rank, State
+from ncclscope.model import Call, Fact, Finding, Rank, State
 from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
 from ncclscope.model.signature import BARRIERS, P2P_OPS
 from ncclscope.model.text import status_text
@@ -298,9 +298,15 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             role="cause",
             analyzer=analyzer,
             evidence=(
-                f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
-                f"{call_text(theirs)}; it is not known to have completed anywhere",
-                *(f"rank {rank.rank} raised {_raised(rank)}" for rank in ended),
+                Fact.of_call(
+                    f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
+                    f"{call_text(theirs)}; it is not known to have completed anywhere",
+                    comm.ranks,
+                ),
+                *(
+                    Fact.of_rank(one.rank, f"rank {one.rank} raised {_raised(one)}")
+                    for one in ended
+                ),
             ),
             inferred=("the exception comes from the line that made the call",),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ncclscope.analysis.records import Records
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import comm_text, plural
-from ncclscope.model import Activity, Rank, Run
+from ncclscope.model import Activity, Fact, Rank, Run
 from ncclscope.model.activities import (
     AGAIN_NS,
     COMM_INIT,
@@ -199,7 +199,8 @@ def last_key_line(rank: Rank) -> Iterator[str]:
     """Yield the last key that a process set at a store, if it set one."""
     own = rank.activities.get(STORE_SET)
     if own is not None and own.detail:
-        yield f"the last key that rank {rank.rank} set is '{printable(own.detail)[:_SHOWN]}'"
+        text = f"the last key that rank {rank.rank} set is '{printable(own.detail)[:_SHOWN]}'"
+        yield Fact.of_call(text, [rank.rank])
 
 
 def spelled(activity: Activity) -> str:
@@ -278,9 +279,9 @@ def note_lines(records: Records, rank: Rank) -> Iterator[str]:
     """Yield lines of evidence: what a process noted that explains why it is not in a call."""
     number = rank.rank
     if raised(records, rank) is not None or thread_ended(rank):
-        yield raised_line(records, rank)
+        yield Fact.of_rank(number, raised_line(records, rank))
     if (now := doing(rank)) is not None:
-        yield f"rank {number} {now.clause}"
+        yield Fact.of_rank(number, f"rank {number} {now.clause}")
         if now.name == STORE_WAIT:
             yield from last_key_line(rank)
 

@@ -9,7 +9,7 @@ from ncclscope.analysis.waits.open_transfers import is_in_transfer
 from ncclscope.analysis.waits.transfers import StuckTransfer, is_stopped, pairs
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence, verb
 from ncclscope.engine.departures import keeps_to_rounds
-from ncclscope.model import Finding
+from ncclscope.model import Fact, Finding
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
@@ -48,8 +48,11 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         role="cause",
         analyzer=analyzer,
         evidence=tuple(
-            f"rank {one.rank} is in {call_text(one.call)}, transfer {one.number} between it and "
-            f"rank {one.peer}, which has posted no other half"
+            Fact.of_call(
+                f"rank {one.rank} is in {call_text(one.call)}, transfer {one.number} between it "
+                f"and rank {one.peer}, which has posted no other half",
+                [one.rank],
+            )
             for one in own
         ),
         inferred=("ranks that wait for a rank which waits itself are held up by this one",),

@@ -34,8 +34,10 @@ class TransferStalled:
                 reason = replace(reason, role="latent")  # what is over explains no wait
             end = one.receive or one.send
             assert end is not None
-            pair = end.engine, end.peer, reason.role, reason.at_fault or _kind(reason)
-            groups.setdefault(_hashable(pair), []).append((one, reason))
+            fault = tuple((process.host, process.pid) for process in reason.at_fault)
+            likewise = fault or (reason.lack, reason.detail)
+            pair = end.engine, end.peer, reason.role, likewise
+            groups.setdefault(pair, []).append((one, reason))
         for found in sorted(groups.values(), key=_weight):
             yield _finding(engines, found, case)
 
@@ -44,17 +46,6 @@ def _weight(found: list[tuple[Joined, Reason]]) -> tuple[int, bool, int]:
     """Return a sort key: what is certain first, then requests that wait, then the oldest."""
     one, reason = found[0]
     return _CONFIDENCE.index(reason.confidence), one.receive is None, one.begun_ns
-
-
-def _kind(reason: Reason) -> str:
-    return reason.missing.partition(":")[0][:40]
-
-
-def _hashable(pair: tuple[object, ...]) -> tuple[object, ...]:
-    *engines, fault = pair
-    if isinstance(fault, tuple):
-        fault = tuple((one.host, one.pid) for one in fault)
-    return (*engines, fault)
 
 
 def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -> Finding:

@@ -90,13 +90,12 @@ def describe_device(run: Run, cause: Finding) -> Iterator[str]:
     rows = device_rows(run, cause.comm.key)
     for row in rows[:_SHOWN]:
         pending = row.pending
-        who = f"on the device of {ranks_text(row.ranks)}"
+        device = f"the device of {ranks_text(row.ranks)}"
         where = comm_text(row.comm)
         if pending.unknown:
-            device = who.removeprefix("on ")
             yield f"the progress of {device} on {where} is unknown {pending.unknown}"
             continue
-        text = f"{who}, {pending.finished} of {pending.posted} calls on {where} have finished"
+        text = f"on {device}, {pending.finished} of {pending.posted} calls on {where} have finished"
         text += _age([run.by_rank[rank] for rank in row.ranks], row.comm.key)
         if pending.at is None:
             yield text

@@ -40,8 +40,6 @@ def with_host(case: Case, finding: Finding) -> Finding:
             f"the kernel killed pid {unknown[-1].pid or '?'} for memory ({unknown[-1].text}), "
             f"which may be {ranks_text(finding.diverging_ranks or finding.candidate_ranks)}",
         )
-    if not lines and inferred == finding.inferred:
-        return finding
     return replace(
         finding, summary=summary, evidence=(*finding.evidence, *lines), inferred=inferred
     )

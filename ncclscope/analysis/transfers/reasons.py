@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ncclscope.analysis.transfers.engines import Engines, Joined, KvEngine
 from ncclscope.analysis.wording import plural
@@ -28,11 +29,30 @@ class Thresholds:
         return self.alive if any(one.alive for one in engine.processes) else self.ended
 
 
+class Lack(Enum):
+    """What a transfer lacks."""
+
+    ANSWER = "its engine asks at another address than the one that answers"
+    BLOCKS = "the blocks of a sender whose processes run"
+    DELIVERY = "the delivery by a connector"
+    ENGINE = "an engine that is not among those read"
+    LEASE = "blocks that were not freed before they were read"
+    READER = "an engine that reads the blocks"
+    RECORD = "a record of the sender"
+    ROOM = "free blocks of the receiver"
+    SECOND_HALF = "the request at the other engine"
+    SENDER = "a sender that runs"
+    SUCCESS = "it failed"
+    TIME = "a read before the lease ended"
+    TURN = "its turn in the queue of the receiver"
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a transfer does not end.
 
     Attributes:
+        lack: What it lacks.
         missing: What is missing, as the rest of a sentence.
         confidence: ``certain``, ``likely`` or ``ambiguous``.
         role: ``cause``, ``consequence`` or ``latent``.
@@ -40,8 +60,10 @@ class Reason:
         at_fault: Processes that the records single out.
         evidence: Facts from the records.
         next: What vLLM itself does about it, and when.
+        detail: What divides transfers with the same lack, such as the phase they failed in.
     """
 
+    lack: Lack
     missing: str
     confidence: str = "certain"
     role: str = "cause"
@@ -49,6 +71,7 @@ class Reason:
     at_fault: tuple[Rank, ...] = ()
     evidence: tuple[str, ...] = ()
     next: tuple[str, ...] = field(default=())
+    detail: str = ""
 
 
 def find_reason(engines: Engines, one: Joined, limits: Thresholds) -> Reason | None:
@@ -84,7 +107,9 @@ def find_reason(engines: Engines, one: Joined, limits: Thresholds) -> Reason | N
     address = None if sender is None else _wrong_address(engines, receive, sender)
     if address is not None:
         return Reason(
+            Lack.ANSWER,
             f"{address}: no answer can come",
+            detail=receive.host,
             at_fault=(),
             evidence=(address,),
             next=(_after_failure(receiver, f"after {HANDSHAKE_SECONDS} s without an answer"),),
@@ -113,8 +138,10 @@ def _read_after(receive: Transfer, send: Transfer) -> bool:
 def _read_freed(engines: Engines, receive: Transfer, send: Transfer) -> Reason:
     late = (receive.changed_ns - send.changed_ns) / 1e9
     return Reason(
+        Lack.TIME,
         f"its blocks were read {late:.1f} s after the sending engine had freed them, so its "
         f"tokens may be wrong",
+        detail=f"{late:.1f}",
         confidence="likely",
         role="latent" if _went_on(engines, receive) else "cause",
         hangs=False,
@@ -171,7 +198,9 @@ def _failed(
     else:
         missing = f"it failed ({why})"
     return Reason(
+        Lack.SUCCESS,
         missing,
+        detail=receive.phase,
         confidence="certain" if at_fault or address or sender else "likely",
         hangs=False,
         at_fault=at_fault,
@@ -187,6 +216,7 @@ def _sender_down(
     if gone := sender.gone():
         text = _ended_text(gone)
         return Reason(
+            Lack.SENDER,
             f"the sending {sender.name} has ended",
             at_fault=tuple(gone),
             evidence=(text,),
@@ -196,6 +226,7 @@ def _sender_down(
         listed = _listed(stopped)
         verb = "is" if len(stopped) == 1 else "are"
         return Reason(
+            Lack.SENDER,
             f"{listed} of the sending engine {printable(sender.id)} {verb} stopped by a signal",
             at_fault=tuple(stopped),
             evidence=(f"/proc: {listed} {verb} in state T (stopped)",),
@@ -205,6 +236,7 @@ def _sender_down(
     if silent and not engines.silent(receiver):
         newest = max(one.last_seen_ns or 0 for one in silent)
         return Reason(
+            Lack.SENDER,
             f"{_listed(silent)} of the sending engine {printable(sender.id)} no longer runs",
             confidence="likely",
             at_fault=tuple(silent),
@@ -218,6 +250,7 @@ def _freed(receive: Transfer, send: Transfer | None, receiver: KvEngine) -> Reas
     if send is None or send.state != "expired":
         return None
     return Reason(
+        Lack.LEASE,
         "the sending engine freed its blocks before they were read",
         evidence=(f"the lease ended at {_clock(send.changed_ns)}",),
         next=("vLLM reads the freed blocks all the same: the tokens may be wrong",),
@@ -243,6 +276,7 @@ def _no_room(
     busy = [] if stuck else engines.generating(receiver)
     if busy:
         return Reason(
+            Lack.TURN,
             f"its turn in {receiver.name}, which still generates for other requests",
             confidence="likely",
             role="latent",
@@ -257,6 +291,7 @@ def _no_room(
     )
     lease = " The sending engine extends the lease while this one asks for it." if one.send else ""
     return Reason(
+        Lack.ROOM,
         f"{receiver.name} has no free KV blocks for it{held}",
         confidence="likely",
         role="consequence" if stuck else "cause",
@@ -298,26 +333,31 @@ def _still(
     )
     if not receive.peer:
         store = receiver.connector or "the connector"
-        return Reason(f"{store} has not delivered {what}", "likely")
+        return Reason(Lack.DELIVERY, f"{store} has not delivered {what}", "likely", detail=what)
     if sender is None:
         return Reason(
+            Lack.ENGINE,
             f"{what} from engine {printable(receive.peer)}"
             + (f" at {_address(receive)}" if receive.port else "")
             + ", which is not among the engines read",
             "ambiguous",
             next=_waits_for_read(receive, receiver),
+            detail=what,
         )
     if send is None:
         return Reason(
+            Lack.RECORD,
             f"{what}: the sending {sender.name} has no record of this request",
             "likely",
             at_fault=tuple(sender.processes),
             next=_waits_for_read(receive, receiver),
         )
     return Reason(
+        Lack.BLOCKS,
         f"{what} from the sending {sender.name}, whose processes run",
         "likely",
         next=_waits_for_read(receive, receiver),
+        detail=what,
     )
 
 
@@ -335,6 +375,7 @@ def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Thresholds
     names = " and ".join(f"engine {printable(other.id)}" for other in others[:_MOST_SHOWN])
     over = _until(engines, send)
     return Reason(
+        Lack.SECOND_HALF,
         f"its second half: {names} never received the request, so that nobody reads the blocks "
         f"that {sender.name} keeps for it",
         "likely",
@@ -352,6 +393,7 @@ def _expired_unread(engines: Engines, send: Transfer) -> Reason | None:
     if engines.seconds_since(send.changed_ns) > 60.0:
         return None
     return Reason(
+        Lack.READER,
         "no engine read its blocks before they were freed; its client may have gone",
         "likely",
         role="latent",

@@ -279,12 +279,17 @@ class P2pMismatch:
             f"{plural(len(pair.receives), 'receive')} from there"
             for pair in _unreceived(case, first)
         ]
-        halves = "; ".join(
-            f"rank {transfer.rank} {_DOES[transfer.call.op]} rank {transfer.peer}, which has "
-            f"posted no {_LACKS[transfer.call.op]} for it"
-            for transfer in own
+
+        def name(transfer: StuckTransfer, rank: int) -> str:
+            """Return the whole name of the diverging rank where it is first named."""
+            is_first = transfer is first and rank == diverging
+            return rank_text(case.run, rank) if is_first else f"rank {rank}"
+
+        text = "; ".join(
+            f"{name(one, one.rank)} {_DOES[one.call.op]} {name(one, one.peer)}, which has posted "
+            f"no {_LACKS[one.call.op]} for it"
+            for one in own
         )
-        text = halves.replace(f"rank {diverging}", rank_text(case.run, diverging), 1)
         return Finding(
             kind=self.name,
             summary=f"{sentence(text)} (on {comm_text(first.pair.comm)}).",

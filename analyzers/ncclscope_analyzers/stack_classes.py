@@ -26,6 +26,7 @@ class StackClasses:
         yield Finding(
             kind=found.kind,
             summary=found.summary,
+            notes=found.notes,
             diverging_ranks=found.diverging,
             candidate_ranks=found.candidates,
             odd=_call(found.odd),

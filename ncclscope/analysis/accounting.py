@@ -69,9 +69,8 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
         first = found[place]
         assert one.comm is not None
         found[place] = replace(
-            first,
-            summary=(
-                f"{first.summary} {sentence(ranks_text(one.diverging_ranks))} did the same on "
+            first.with_note(
+                f"{sentence(ranks_text(one.diverging_ranks))} did the same on "
                 f"{comm_text(one.comm)}."
             ),
             diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
@@ -337,8 +336,7 @@ def _among(finding: Finding, kept: frozenset[int]) -> Finding:
     victims = [rank for rank in finding.diverging_ranks if rank not in kept]
     follows = f"{sentence(ranks_text(victims))} {verb(victims, 'wait')} for others, and"
     return replace(
-        finding,
-        summary=f"{finding.summary} {follows} would go on if {ranks_text(ranks)} came.",
+        finding.with_note(f"{follows} would go on if {ranks_text(ranks)} came."),
         diverging_ranks=ranks,
     )
 
@@ -354,8 +352,7 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
     ranks = tuple(sorted(repair))
     waiting = plural(len(graph.waiting), "waiting rank")
     return replace(
-        finding,
-        summary=f"{finding.summary} Only {ranks_text(ranks)} would release all {waiting}.",
+        finding.with_note(f"Only {ranks_text(ranks)} would release all {waiting}."),
         diverging_ranks=ranks,
         candidate_ranks=(),
         confidence="likely",

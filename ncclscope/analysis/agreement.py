@@ -153,8 +153,7 @@ def shortly_waiting(
     since = "" if seconds is None else f", for {seconds:.0f} s now"
     return [
         replace(
-            one,
-            summary=f"{one.summary.rstrip('.')}{since}; a hang is reported from {limit:.0f} s on.",
+            one.with_clause(f"{since}; a hang is reported from {limit:.0f} s on"),
             diverging_ranks=(),
             candidate_ranks=one.diverging_ranks or one.candidate_ranks,
             confidence="ambiguous",

@@ -169,7 +169,7 @@ class Case(Records):
                     break
                 for group in few:
                     singled.update(group)
-                    basis = "new call" if group in kept else "majority"
+                    basis = "new_call" if group in kept else "majority"
                     found.append(self._difference(divergence, group, divergence.majority, basis))
                 divergence = self._later(divergence)
         for divergence in self.divergences:
@@ -215,13 +215,13 @@ class Case(Records):
         if 0 < len(touched) < len(divergence.groups):
             untouched = [group for group in divergence.groups if group not in touched]
             for group in touched:
-                yield self._difference(divergence, group, untouched[0], "other communicators")
+                yield self._difference(divergence, group, untouched[0], "other_communicators")
             return
         majority = majority_of_kind(self, divergence)
         if majority is not None:
             for group in divergence.groups:
                 if group != majority:
-                    yield self._difference(divergence, group, majority, "same kind")
+                    yield self._difference(divergence, group, majority, "same_kind")
             return
         yield self._of_equal_weight(divergence)
 

@@ -234,9 +234,8 @@ def _singled_out(case: Case, finding: Finding, seen: Sequence[Finding]) -> Findi
             continue  # of the candidates, as many are in the one call as in the other
         if one.role == "cause" and ranks and ranks < set(finding.candidate_ranks):
             return replace(
-                finding,
+                _with_named(finding, one),
                 kind=one.kind,
-                summary=_named_summary(finding, one),
                 diverging_ranks=one.diverging_ranks,
                 candidate_ranks=(),
                 confidence="likely",
@@ -266,19 +265,16 @@ def _is_from_any(call: Call | None) -> bool:
     return call.state is not State.COMPLETED
 
 
-def _named_summary(finding: Finding, one: Finding) -> str:
-    """Return a summary of what identifies the diverging ranks, and of where ranks wait."""
-    named = sentence(one.summary)
+def _with_named(finding: Finding, one: Finding) -> Finding:
+    """Return a finding with what identifies the diverging ranks in its summary."""
     if finding.kind != "stalled":
-        return f"{finding.summary} {named}"
+        return finding.with_note(sentence(one.summary))
     if finding.comm is None or finding.peers is None:
-        return named
+        return replace(finding, summary=sentence(one.summary))
     # The counts contradict the finding's own summary, that no rank diverged.
     ranks, where = finding.comm.ranks, f"call {finding.seq} on {comm_text(finding.comm)}"
-    return (
-        f"{named.rstrip('.')}; {ranks_text(ranks)} {verb(ranks, 'wait')} in {where}, "
-        f"{call_text(finding.peers)}."
-    )
+    waits = f"; {ranks_text(ranks)} {verb(ranks, 'wait')} in {where}, {call_text(finding.peers)}"
+    return replace(finding, summary=sentence(one.with_clause(waits).summary))
 
 
 def _may_hide(case: Case, number: int, position: Position | None, key: str) -> bool:

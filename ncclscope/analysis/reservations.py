@@ -69,7 +69,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     blamed = finding.diverging_ranks
     alone = finding.kind == "extra_call" and 2 * (len(blamed) + len(lost)) < len(comm.ranks)
     if blamed and not {*blamed} & {*lost} and (alone or finding.kind == "dead_rank"):
-        return replace(finding, summary=f"{finding.summary} {unknown}", confidence="likely")
+        return replace(finding.with_note(unknown), confidence="likely")
     waiting = [
         n for n, pending in sorted(case.waits.pending_calls.items()) if pending.comm.key == comm.key
     ]
@@ -202,10 +202,8 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
         return finding  # that is no pause of the program's, and has no length of its own
     if ranks and all(is_as_slow_as_ever(case, rank, key) for rank in ranks):
         return replace(
-            finding,
-            summary=(
-                f"{finding.summary.rstrip('.')}; earlier pauses of {ranks_text(ranks)} between "
-                f"calls were often as long."
+            finding.with_clause(
+                f"; earlier pauses of {ranks_text(ranks)} between calls were often as long"
             ),
             diverging_ranks=(),
             candidate_ranks=ranks,
@@ -247,10 +245,9 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     if not _waits_for_input(case, rank):
         return finding
     return replace(
-        finding,
-        summary=(
-            f"{finding.summary.rstrip('.')}. It sends what they receive in this {call.op}, and its "
-            f"process waits for input: a server without requests looks the same."
+        finding.with_note(
+            f"It sends what they receive in this {call.op}, and its process waits for input: a "
+            f"server without requests looks the same."
         ),
         diverging_ranks=(),
         candidate_ranks=ranks,

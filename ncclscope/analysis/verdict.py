@@ -277,7 +277,7 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
     if troubled and (own.cause is None or stalled):
         other = troubled[0]
         assert other.cause is not None
-        cause = _located(other.cause, other.run)
+        cause = other.cause.of_job(job_name(other.run))
         rest = [as_consequence(finding) for finding in own.findings]
         return replace(
             own,
@@ -312,7 +312,7 @@ def _of_another(own: Verdict, other: Verdict, how: str) -> Verdict:
         how: What this job has to do with that one.
     """
     assert other.cause is not None
-    cause = _located(other.cause, other.run)
+    cause = other.cause.of_job(job_name(other.run))
     return replace(
         other,
         run=replace(other.run, notes=(*other.run.notes, f"{how}: {own.summary}")),
@@ -325,11 +325,6 @@ def _of_another(own: Verdict, other: Verdict, how: str) -> Verdict:
 def _of_job(verdict: Verdict) -> str:
     name = job_name(verdict.run)
     return f"{name}: " if name else ""
-
-
-def _located(finding: Finding, run: Run) -> Finding:
-    name = job_name(run)
-    return replace(finding, summary=f"{name}: {finding.summary}") if name else finding
 
 
 def _diagnose(

@@ -13,7 +13,7 @@ from ncclscope.model.call import (
     State,
     Step,
 )
-from ncclscope.model.finding import Fact, Finding, Topic
+from ncclscope.model.finding import Claim, Fact, Finding, Topic
 from ncclscope.model.log import CallLog
 from ncclscope.model.run import Rank, Run
 from ncclscope.model.transfer import Transfer
@@ -23,6 +23,7 @@ __all__ = [
     "Activity",
     "Call",
     "CallLog",
+    "Claim",
     "Communicator",
     "DamagedCall",
     "Fact",

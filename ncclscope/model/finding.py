@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from ncclscope.model.call import Call, Communicator
 from ncclscope.model.snapshot import Frame
@@ -54,13 +54,44 @@ class Fact(str):
         return cls(f"rank {rank}: {how}", Topic.END, (rank,))
 
 
+_Claim = TypeVar("_Claim", bound="Claim")
+
+
 @dataclass(frozen=True)
-class Finding:
-    """One analyzer's claim.
+class Claim:
+    """What a rule concludes, in words to which other rules may add.
 
     Attributes:
         kind: Kind of the finding, such as ``op_mismatch``; docs/json.md lists them.
-        summary: The finding in one or two sentences.
+        summary: The claim in one or two sentences, and all that was added to them.
+        notes: What was added.
+    """
+
+    kind: str
+    summary: str
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def with_note(self: _Claim, note: str) -> _Claim:
+        """Return the claim with one more sentence."""
+        return self._with(f"{self.summary} {note}", note)
+
+    def with_clause(self: _Claim, clause: str) -> _Claim:
+        """Return the claim with a clause before its full stop, such as ``; rank 3 waits``."""
+        return self._with(f"{self.summary.rstrip('.')}{clause}.", clause)
+
+    def of_job(self: _Claim, name: str) -> _Claim:
+        """Return the claim with the name of the job that it is about, if it has one."""
+        return self._with(f"{name}: {self.summary}", name) if name else self
+
+    def _with(self: _Claim, summary: str, note: str) -> _Claim:
+        return replace(self, summary=summary, notes=(*self.notes, note))
+
+
+@dataclass(frozen=True)
+class Finding(Claim):
+    """One analyzer's claim.
+
+    Attributes:
         comm: The communicator; None where the finding concerns a process.
         seq: First differing call on that communicator.
         diverging_ranks: Global ranks that the evidence identifies as diverging.
@@ -90,8 +121,6 @@ class Finding:
         at: Innermost frame of the first diverging rank's stack; None without a stack.
     """
 
-    kind: str
-    summary: str
     comm: Communicator | None = None
     seq: int | None = None
     diverging_ranks: tuple[int, ...] = ()

@@ -52,8 +52,7 @@ def judge_gone(
             candidates += [motion.rank for motion in waiting]
         return unless_late(
             replace(
-                found,
-                summary=f"{found.summary} They may also wait for others: {others}.",
+                found.with_note(f"They may also wait for others: {others}."),
                 diverging=(),
                 candidates=tuple(sorted(candidates)),
                 confidence="ambiguous",
@@ -64,13 +63,12 @@ def judge_gone(
     if len(ranks) <= len(waiting):
         return found
     return unless_late(  # most have ended: they died, or the others posted an extra call
-        Judgement(
-            kind="dead_rank",
-            summary=f"{found.summary} It is unknown whether the processes ended too early.",
+        replace(
+            found.with_note("It is unknown whether the processes ended too early."),
+            diverging=(),
             candidates=(*ranks, *sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
-            peers=found.peers,
-            evidence=found.evidence,
+            role="cause",
         ),
         gap,
     )

@@ -107,12 +107,11 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
         if not others:
             return replace(found, evidence=found.evidence + lines)
         return replace(
-            found,
+            found.with_note("The data sources name different ranks."),
             evidence=found.evidence + lines,
             diverging=(),
             candidates=tuple(sorted({*found.diverging, *others})),
             confidence="ambiguous",
-            summary=f"{found.summary} The data sources name different ranks.",
         )
     if len(named) == 1 and set(*named) <= set(found.candidates):
         (ranks,) = named
@@ -146,6 +145,7 @@ def _from_devices(
         odd=found.odd if found else None,
         peers=found.peers if found else None,
         evidence=(found.evidence if found else ()) + lines,
+        is_by_devices=True,
     )
 
 
@@ -157,7 +157,7 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     motions = read_motions(snapshot)
     stacks = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
-    if stacks is not None and cause is not None and stacks.summary == cause.summary:
+    if stacks is not None and cause is not None and _is_all_of(cause, stacks, snapshot):
         named["stacks"] = (_names(stacks), stacks.diverging)
     elif stacks is not None:
         named["stacks"] = (stacks.summary, stacks.diverging)
@@ -200,6 +200,14 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
             )
         )
     return tuple(evidence)
+
+
+def _is_all_of(cause: Finding, stacks: Judgement, snapshot: Snapshot) -> bool:
+    """Return whether a verdict already has the words of the stacks' judgement, and no more."""
+    if cause.analyzer != FROM_STACKS or len(cause.notes) != len(stacks.notes):
+        return False
+    judged = judge_snapshot(snapshot)
+    return judged is not None and judged.kind == cause.kind and not judged.is_by_devices
 
 
 def _names(found: Judgement) -> str:

@@ -92,12 +92,11 @@ def within_groups(
     if not added or _have_gone_another_way(by_rank, apart):
         return found
     return replace(
-        found,
-        kind="not_joined",
-        summary=(
-            f"{found.summary} {sentence(ranks_text(sorted(apart)))} may wait in a smaller group, "
-            f"for {ranks_text(sorted(added))}."
+        found.with_note(
+            f"{sentence(ranks_text(sorted(apart)))} may wait in a smaller group, for "
+            f"{ranks_text(sorted(added))}."
         ),
+        kind="not_joined",
         diverging=(),
         candidates=tuple(sorted(apart | added)),
         confidence="ambiguous",
@@ -125,8 +124,7 @@ def _narrowed(
     if len(ends) == len(motions):
         return found
     return replace(
-        found,
-        summary=f"{found.summary} All chains of waiting end in {ranks_text(sorted(ends))}.",
+        found.with_note(f"All chains of waiting end in {ranks_text(sorted(ends))}."),
         candidates=tuple(sorted(ends)),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclscope.analysis.processes.motion import Motion
+from ncclscope.model import Claim
 
 HANG_SECONDS = 10.0
 """Seconds after which live ranks that have not moved hang; before, they may be late."""
@@ -16,12 +17,10 @@ SENDERS = frozenset({"broadcast", "scatter", "scatterv"})
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgement(Claim):
     """The judgement of one data source.
 
     Attributes:
-        kind: The kind of finding.
-        summary: One or two sentences.
         diverging: The diverging ranks.
         candidates: Without diverging ranks: the ranks of which one may have diverged.
         confidence: ``likely`` or ``ambiguous``.
@@ -32,10 +31,9 @@ class Judgement:
         inferred: Conclusions from them.
         seen_seconds: Seconds of observation; 0 where no time is involved.
         is_open: Whether a longer observation would decide.
+        is_by_devices: Whether GPUs or NCCL's counts made it, and stacks did not.
     """
 
-    kind: str
-    summary: str
     diverging: tuple[int, ...] = ()
     candidates: tuple[int, ...] = ()
     confidence: str = "likely"
@@ -46,6 +44,7 @@ class Judgement:
     inferred: tuple[str, ...] = field(default=())
     seen_seconds: float = 0.0
     is_open: bool = False
+    is_by_devices: bool = False
 
 
 def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Judgement:
@@ -59,8 +58,7 @@ def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Ju
     if gap >= limit:
         return replace(found, seen_seconds=gap)
     return replace(
-        found,
-        summary=f"{found.summary} Seen for {gap:g} s: a rank that is merely late looks the same.",
+        found.with_note(f"Seen for {gap:g} s: a rank that is merely late looks the same."),
         diverging=(),
         candidates=found.diverging or found.candidates,
         confidence="ambiguous",
@@ -86,10 +84,8 @@ def unless_idle(
     if not elsewhere[0].may_be_idle:
         return found
     return replace(
-        found,
-        summary=(
-            f"{found.summary} If that rank sends on what it receives, a server without requests "
-            f"looks the same."
+        found.with_note(
+            "If that rank sends on what it receives, a server without requests looks the same."
         ),
         diverging=(),
         candidates=found.diverging or found.candidates,

@@ -29,20 +29,18 @@ def with_host(case: Case, finding: Finding) -> Finding:
         *(f"kernel log: {event.text}" for event in _gpu_errors(run)),
         *(_lost(run.snapshot, finding.diverging_ranks) if run.snapshot else ()),
     ]
-    summary, inferred = finding.summary, finding.inferred
+    inferred = finding.inferred
     if killed:
         who = ranks_text(killed)
         events = list(killed.values())
-        summary = f"{summary} The kernel killed {who} for memory ({events[0].text})."
+        finding = finding.with_note(f"The kernel killed {who} for memory ({events[0].text}).")
     elif finding.kind == "dead_rank" and (unknown := _unknown(run)):
         inferred = (
             *inferred,
             f"the kernel killed pid {unknown[-1].pid or '?'} for memory ({unknown[-1].text}), "
             f"which may be {ranks_text(finding.diverging_ranks or finding.candidate_ranks)}",
         )
-    return replace(
-        finding, summary=summary, evidence=(*finding.evidence, *lines), inferred=inferred
-    )
+    return replace(finding, evidence=(*finding.evidence, *lines), inferred=inferred)
 
 
 def kernel_text(run: Run) -> str:

@@ -11,15 +11,15 @@ from ncclscope.engine.rounds import LeftOut
 from ncclscope.model import Call, Communicator
 
 _REASONS = {
-    "other communicators": "another communicator's majority identifies the diverging ranks",
+    "other_communicators": "another communicator's majority identifies the diverging ranks",
     "habit": "{suspect} broke the pattern of calls that both ranks had repeated until then",
     "pattern": "{suspect} broke the pattern of calls that all ranks had repeated until then; the "
     "others are fewer, and kept it",
     "steps": "{suspect} posted another number of calls in one step than both ranks did in every "
     "step before it",
-    "new call": "a majority identifies the diverging ranks, but its own call is new there: each "
+    "new_call": "a majority identifies the diverging ranks, but its own call is new there: each "
     "time before, the diverging ranks' call came next, so that the majority may have diverged",
-    "same kind": "the majority of other communicators of its kind identifies the diverging ranks",
+    "same_kind": "the majority of other communicators of its kind identifies the diverging ranks",
 }
 
 
@@ -38,8 +38,8 @@ class Difference:
         edits: The edits that turn the peers' sequence into the diverging one, from ``seq`` on.
         aligned: Pairs of a peer's and a diverging rank's calls around ``seq``.
         basis: The evidence that identifies the diverging ranks: ``majority``,
-            ``new call`` (a majority that posted what none had posted before), ``other
-            communicators``, ``same kind``, or empty; for suspects ``habit``,
+            ``new_call`` (a majority that posted what none had posted before),
+            ``other_communicators``, ``same_kind``, or empty; for suspects ``habit``,
             ``pattern`` or ``steps``.
         item: The recorded detail in which calls with equal signatures differ, such as "the lines
             they came from"; empty where the signatures differ.
@@ -161,7 +161,7 @@ class Difference:
         reason = _REASONS.get(self.basis)
         if reason is not None and self.suspect:
             reason = reason.format(suspect=ranks_text(self.suspect))
-        if self.basis == "same kind" and self.comm.part:
+        if self.basis == "same_kind" and self.comm.part:
             return f"{reason}; {same_part(self.comm)}"
         return reason
 
@@ -169,7 +169,7 @@ class Difference:
     def certain(self) -> bool:
         """Whether the records alone show which ranks diverged and at which call."""
         concluded = (
-            self.basis in ("same kind", "new call")
+            self.basis in ("same_kind", "new_call")
             or self.inferred
             or self.other is not None
             or self.differing_calls is not None

@@ -223,17 +223,17 @@ class _Members:
             return
         touched = [bool(singled & set(side)) for side in (on, off)]
         if touched == [False, True]:
-            yield from self._odd(reference, shifts, "other communicators")
+            yield from self._odd(reference, shifts, "other_communicators")
             return
         if touched == [True, False]:
-            yield from self._odd(off[0], self._shifts(off[0], [on]), "other communicators")
+            yield from self._odd(off[0], self._shifts(off[0], [on]), "other_communicators")
             return
         like = [self._is_like_replicas(side[0], shift) for side in (on, off)]
         if like == [True, False]:
-            yield from self._odd(reference, shifts, "same kind")
+            yield from self._odd(reference, shifts, "same_kind")
             return
         if like == [False, True]:
-            yield from self._odd(off[0], self._shifts(off[0], [on]), "same kind")
+            yield from self._odd(off[0], self._shifts(off[0], [on]), "same_kind")
             return
         if not self._is_stuck:
             return  # while both go on, one may use its communicators in another order

@@ -103,11 +103,7 @@ def _unless_idle(transfer: OpenTransfer, finding: Finding) -> Finding:
     """Return a finding on a receive from any source as latent where all senders may be at work."""
     if transfer.call.peer is not None or finding.role != "cause" or not finding.hangs:
         return finding
-    return replace(
-        finding,
-        role="latent",
-        summary=f"{finding.summary.rstrip('.')}: a server without requests looks the same.",
-    )
+    return replace(finding.with_clause(": a server without requests looks the same"), role="latent")
 
 
 def _finding(

@@ -31,7 +31,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Communicator, Fact, Finding, Rank, Topic
+from ncclscope.model import Communicator, Fact, Finding, Rank
 
 _SILENT = (
     "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "
@@ -246,7 +246,7 @@ class DeadRank:
                         comm.ranks,
                         past,
                     ),
-                    Fact(failures, Topic.END, past),
+                    Fact(failures, past[0]),
                 ),
                 inferred=("its peers wait for it: they have not completed the call that it has",),
             )
@@ -339,7 +339,7 @@ class DeadRank:
         ]
         last, at_once = None, False
         if rank is None:
-            evidence.append(Fact.of_call(f"no record of rank {number} was found", [number]))
+            evidence.append(Fact.of_call(f"no record of rank {number} was found", (), [number]))
             evidence.append(
                 "its ring may lie on another host, or was not copied"
                 if how.code is End.NO_RECORD

@@ -184,7 +184,7 @@ class NotJoined:
         for number in many:
             rank = case.run.by_rank.get(number)
             if rank is None:
-                evidence.append(Fact.of_call(f"no record of rank {number} was found", [number]))
+                evidence.append(Fact.of_call(f"no record of rank {number} was found", (), [number]))
                 continue
             evidence += [
                 Fact.of_rank(number, line) for line in self._whereabouts(case, rank, pending)

@@ -44,7 +44,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Call, Finding, State, Topic
+from ncclscope.model import Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
 from ncclscope.model.metadata import DAMAGED, UNCHECKED
 
@@ -150,7 +150,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     evidence = (
         f"{ranks_text(waiting)} posted {where}, and {verb(waiting, 'wait')} in it; "
         f"{ranks_text(absent)} did not",
-        *(fact for fact in finding.facts if fact.topic is not Topic.CALL),
+        *(fact for fact in finding.facts[1:] if fact.subject is not None),
     )
     known = any(positions[rank].is_unrecorded for rank in hidden if rank in positions)
     wait = verb(hidden, "wait") if known else "may wait"

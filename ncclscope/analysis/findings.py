@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.difference import Difference, Item
 from ncclscope.analysis.sequences.habit import PAST, known_by
-from ncclscope.analysis.sequences.shifts import GRAPHS
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -31,7 +30,7 @@ def contrast(difference: Difference) -> str:
     if odd != peer:
         return f"{theirs} on {ranks_text(difference.peers)}, is {odd} there"
     replays = difference.odd_call.replay, difference.peer_call.replay
-    if difference.item == GRAPHS and None not in replays:
+    if difference.item is Item.GRAPHS and None not in replays:
         own, other = (plural(one.calls, "call") for one in replays if one is not None)
         graph = f"graph {difference.odd_call.graph}"
         return (

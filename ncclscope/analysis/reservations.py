@@ -23,7 +23,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Call, DamagedCall, Fact, Finding, Rank, State, Topic
+from ncclscope.model import Call, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
 from ncclscope.model.unranked import unranked
 
@@ -93,7 +93,6 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
             evidence=tuple(line for line in finding.evidence if not _is_about(line, lost)),
             inferred=() if case.run.by_rank.keys() & {*lost} else finding.inferred,
         )
-    of_call = tuple(fact for fact in finding.facts if fact.topic is Topic.CALL)
     return replace(
         finding,
         kind="stalled",
@@ -102,18 +101,14 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         candidate_ranks=comm.ranks,
         confidence="ambiguous",
         odd=None,
-        evidence=of_call[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
+        evidence=finding.facts[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
         role="cause" if _waits_long(case, waiting) else "latent",
     )
 
 
 def _is_about(line: str, lost: Sequence[int]) -> bool:
     """Return whether a line of evidence rests on the record of a lost rank."""
-    return (
-        isinstance(line, Fact)
-        and line.topic is not Topic.END
-        and not {*lost}.isdisjoint(line.ranks)
-    )
+    return isinstance(line, Fact) and not {*lost}.isdisjoint(line.ranks)
 
 
 def _waits_long(case: Case, waiting: Sequence[int]) -> bool:

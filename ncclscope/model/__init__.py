@@ -13,7 +13,7 @@ from ncclscope.model.call import (
     State,
     Step,
 )
-from ncclscope.model.finding import Claim, Fact, Finding, Topic
+from ncclscope.model.finding import Claim, Fact, Finding
 from ncclscope.model.log import CallLog
 from ncclscope.model.run import Rank, Run
 from ncclscope.model.transfer import Transfer
@@ -32,6 +32,5 @@ __all__ = [
     "Run",
     "State",
     "Step",
-    "Topic",
     "Transfer",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, TypeVar
 
 from ncclscope.model.call import Call, Communicator
@@ -12,46 +11,39 @@ from ncclscope.model.snapshot import Frame
 from ncclscope.model.unranked import unranked
 
 
-class Topic(Enum):
-    """What a line of evidence is about."""
-
-    CALL = "a call: who posted it, and who did not"
-    RANK = "what a rank did or noted"
-    END = "how a rank ended"
-
-
 class Fact(str):
-    """A line of evidence that other rules keep or drop by what it is about, without reading it.
+    """A line of evidence that other rules keep or drop by its ranks, without reading it.
 
     Attributes:
-        topic: What it is about.
-        ranks: The ranks that it names, each by itself.
+        subject: The one rank that it is about; None if it is about several, or about none.
+        ranks: The ranks on whose records it rests, of those that it names by themselves.
     """
 
-    __slots__ = ("ranks", "topic")
+    __slots__ = ("ranks", "subject")
 
-    topic: Topic
+    subject: int | None
     ranks: tuple[int, ...]
 
-    def __new__(cls, text: str, topic: Topic = Topic.RANK, ranks: Iterable[int] = ()) -> Fact:
+    def __new__(cls, text: str, subject: int | None = None, ranks: Iterable[int] = ()) -> Fact:
         fact = super().__new__(cls, text)
-        fact.topic, fact.ranks = topic, tuple(ranks)
+        fact.subject, fact.ranks = subject, tuple(ranks)
         return fact
 
     @classmethod
-    def of_call(cls, text: str, *sides: Sequence[int]) -> Fact:
-        """Return a line about a call that names these sides; one of several ranks as a group."""
-        return cls(text, Topic.CALL, (side[0] for side in sides if len(side) == 1))
+    def of_call(cls, text: str, posted: Sequence[int] = (), *others: Sequence[int]) -> Fact:
+        """Return a line on who posted a call, and who else it names; several ranks are a group."""
+        ranks = [side[0] for side in (posted, *others) if len(side) == 1]
+        return cls(text, posted[0] if len(posted) == 1 else None, ranks)
 
     @classmethod
     def of_rank(cls, rank: int, text: str) -> Fact:
-        """Return a line about what one rank did or noted."""
-        return cls(text, Topic.RANK, (rank,))
+        """Return a line on what one rank did or noted."""
+        return cls(text, rank, (rank,))
 
     @classmethod
     def of_end(cls, rank: int, how: object) -> Fact:
-        """Return how a rank ended: ``rank 3: it exited normally``."""
-        return cls(f"rank {rank}: {how}", Topic.END, (rank,))
+        """Return how a rank ended, whatever its record holds: ``rank 3: it exited normally``."""
+        return cls(f"rank {rank}: {how}", rank)
 
 
 _Claim = TypeVar("_Claim", bound="Claim")
@@ -147,7 +139,7 @@ class Finding(Claim):
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """The evidence of which the topic is known."""
+        """The lines of evidence of which the ranks are known; the first is on the call."""
         return tuple(line for line in self.evidence if isinstance(line, Fact))
 
     def to_dict(self) -> dict[str, Any]:

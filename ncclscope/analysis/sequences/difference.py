@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.wording import ranks_text, same_part
@@ -21,6 +22,20 @@ _REASONS = {
     "time before, the diverging ranks' call came next, so that the majority may have diverged",
     "same_kind": "the majority of other communicators of its kind identifies the diverging ranks",
 }
+
+
+class Item(Enum):
+    """A recorded detail that distinguishes equal calls; the value is its wording."""
+
+    LINES = "the lines they came from"
+    STEPS = "the steps they belong to"
+    SHAPES = "the shapes of their tensors"
+    GRAPHS = "the graphs that replayed them"
+    OTHER_CALLS = "the calls between them on other communicators"
+    LIKE_CALLS = "the calls between them on communicators of the same kinds"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -41,8 +56,8 @@ class Difference:
             ``new_call`` (a majority that posted what none had posted before),
             ``other_communicators``, ``same_kind``, or empty; for suspects ``habit``,
             ``pattern`` or ``steps``.
-        item: The recorded detail in which calls with equal signatures differ, such as "the lines
-            they came from"; empty where the signatures differ.
+        item: The recorded detail in which calls with equal signatures differ, such as their
+            lines; None where the signatures differ.
         noticed: Where ``item`` moved the difference back: the first call whose signature differs.
             None where no signature differs.
         differing_calls: Where the calls at ``seq`` differ only in their lines: the diverging
@@ -69,7 +84,7 @@ class Difference:
     edits: tuple[Edit, ...]
     aligned: tuple[tuple[Call | None, Call | None], ...]
     basis: str
-    item: str = ""
+    item: Item | None = None
     noticed: int | None = None
     differing_calls: tuple[Call, Call] | None = None
     order: tuple[int, int] | None = None

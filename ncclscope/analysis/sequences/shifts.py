@@ -16,6 +16,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from ncclscope.analysis.sequences.difference import Item
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.sequences.habit import PAST, expected_next
 from ncclscope.analysis.sequences.replays import Block, block_at, calls_on
@@ -25,12 +26,6 @@ from ncclscope.model.threads import are_ordered
 
 Tokens = npt.NDArray[np.int64]
 
-LINES = "the lines they came from"
-"""The detail of a call that its call site is."""
-STEPS = "the steps they belong to"
-SHAPES = "the shapes of their tensors"
-GRAPHS = "the graphs that replayed them"
-"""The detail of a call that its place in a replay is."""
 FURTHEST = 64
 """Maximum shift, in calls, that is tried."""
 NEAR = 4096
@@ -53,7 +48,7 @@ class Shift:
         deleted: Number of deleted calls.
         inserted: Number of inserted calls.
         matched: Number of matched calls after it.
-        item: The recorded detail that identifies the calls, in words.
+        item: The recorded detail that identifies the calls.
         later: Further edits, counted from ``seq``.
         equal: Number of calls right before it that equal the deleted or inserted ones in all that
             is recorded, so that any of them may be the one.
@@ -64,7 +59,7 @@ class Shift:
     deleted: int
     inserted: int
     matched: int
-    item: str
+    item: Item
     later: tuple[Edit, ...] = ()
     equal: int = 0
 
@@ -77,14 +72,13 @@ class Track:
         rank: The rank.
         log: Its calls.
         others: Its calls on communicators that both ranks use, whose progress is the detail.
-        item: The detail in words. ``LINES``: call sites. ``STEPS``: engine steps. ``SHAPES``:
-            shapes, in which tensors of as many elements may differ.
+        item: The detail.
     """
 
     rank: Rank
     log: CallLog
     others: tuple[CallLog, ...]
-    item: str
+    item: Item
 
     def tokens(self, start: int, stop: int, names: dict[str | None, int]) -> Tokens:
         """Return the signature and detail of each call in ``[start, stop)`` as int64 numbers.
@@ -99,16 +93,16 @@ class Track:
         """
         signatures = np.array(self.log.signatures(start, stop), np.uint64).view(np.int64)
         columns = [signatures]
-        if self.item == LINES:
+        if self.item is Item.LINES:
             sites = self.log.sites(start, stop)
             columns.append(np.array([names.setdefault(site, len(names)) for site in sites]))
-        if self.item == SHAPES:
+        if self.item is Item.SHAPES:
             shapes = [str(call.shape) for call in self.log.span(start, stop)]
             columns.append(np.array([names.setdefault(shape, len(names)) for shape in shapes]))
-        if self.others or self.item == STEPS:
+        if self.others or self.item is Item.STEPS:
             positions = np.array(self.log.positions(start, stop), np.int64)
             columns += [_progress(other, positions) for other in self.others]
-        if self.item == STEPS:
+        if self.item is Item.STEPS:
             begins = np.array([step.position for step in self.rank.steps], np.int64)
             numbers = np.array([-1, *(step.number for step in self.rank.steps)], np.int64)
             columns.append(numbers[np.searchsorted(begins, positions, side="right")])
@@ -146,17 +140,17 @@ def tracks_of(
     )
     sites = all(any(log.sites(log.calls, log.calls + 1)) for _, log in (one, other))
     steps = all(rank.last_step() is not None for rank, _ in (one, other))
-    ways: list[tuple[list[tuple[CallLog, CallLog]], str]] = []
+    ways: list[tuple[list[tuple[CallLog, CallLog]], Item]] = []
     if sites:
-        ways.append(([], LINES))
+        ways.append(([], Item.LINES))
     if steps:
-        ways.append(([], STEPS))
+        ways.append(([], Item.STEPS))
     if shared:
-        ways.append((shared, "the calls between them on other communicators"))
+        ways.append((shared, Item.OTHER_CALLS))
     if alike:
-        ways.append((alike, "the calls between them on communicators of the same kinds"))
+        ways.append((alike, Item.LIKE_CALLS))
     if shapes:
-        ways.append(([], SHAPES))
+        ways.append(([], Item.SHAPES))
     for pairs, item in ways:
         yield (
             Track(*one, tuple(own for own, _ in pairs), item),
@@ -188,7 +182,9 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
         other = peer.tokens(start, peer_stop, names)
         both = last + 1 - start
         unequal = one[:both] != other[:both]
-        if diverging.item == LINES and None in names:  # a line that was not recorded may be any
+        if (
+            diverging.item is Item.LINES and None in names
+        ):  # a line that was not recorded may be any
             unequal[:, 1] &= (one[:both, 1] != names[None]) & (other[:both, 1] != names[None])
         differ = np.flatnonzero(unequal.any(axis=1))
         if not len(differ):
@@ -283,7 +279,9 @@ def shifted_replays(
         return None
     exact = start > first or first == 1
     one = edits[0]
-    return Shift(start, exact, one.deleted, one.inserted, one.matched, GRAPHS, tuple(edits[1:]))
+    return Shift(
+        start, exact, one.deleted, one.inserted, one.matched, Item.GRAPHS, tuple(edits[1:])
+    )
 
 
 def _is_one_graph(blocks: list[Block], starts: tuple[int, int]) -> bool:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.align import side_by_side
-from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.difference import Difference, Item
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.sequences.shifts import (
-    LINES,
     Shift,
     expected,
     find_shift,
@@ -167,7 +166,7 @@ def _from_other_lines(
         differing_calls=(difference.odd_call, difference.peer_call),
         edits=edits,
         aligned=tuple(side_by_side(odd, peer, seq, edits)),
-        item=LINES,
+        item=Item.LINES,
         noticed=difference.seq,
     )
 
@@ -364,7 +363,7 @@ def _have_one_line(logs: Sequence[CallLog], shift: Shift) -> bool:
     Ranks that take turns in a branch differ from each other, and shifted by their turn they agree.
     Where no call before agreed, a single peer is no evidence.
     """
-    if shift.item != LINES:
+    if shift.item is not Item.LINES:
         return True
     if shift.seq == 1 and len(logs) < 2:
         return False

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ncclscope.analysis.sequences.difference import Item
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.sequences.habit import PAST
 from ncclscope.analysis.sequences.shifts import Shift
 from ncclscope.model import Call, Rank, Step
 from ncclscope.model.log import CallLog
 
-_ITEM = "the steps they belong to"
 
 _LEAST = 3
 """Steps with the same number of calls that make a pattern."""
@@ -95,7 +95,9 @@ def steps_apart(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> Shift 
     if not sum(edit.inserted - edit.deleted for edit in found):
         return None  # both posted the same calls, only in different steps
     first = found[0]
-    return Shift(seq, True, first.deleted, first.inserted, first.matched, _ITEM, tuple(found[1:]))
+    return Shift(
+        seq, True, first.deleted, first.inserted, first.matched, Item.STEPS, tuple(found[1:])
+    )
 
 
 class _Whole(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ncclscope.analysis.waits.noted import Noted, given_up, lasting
 from ncclscope.analysis.wording import ranks_text
-from ncclscope.model import Fact, Rank, Topic
+from ncclscope.model import Fact, Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
 from ncclscope.untrusted import printable
 
@@ -63,8 +63,8 @@ def _compare(
     is_tie = len(rarest) == len(others[0])
     few = tuple(sorted(values)) if is_tie else tuple(rarest)
     alone = [group[0] for group in (rarest, *others) if len(group) == 1]
-    topic = Topic.RANK if len(rarest) == 1 else Topic.CALL
-    yield Disagreement(few, Fact(", ".join(clauses), topic, alone), is_tie)
+    subject = rarest[0] if len(rarest) == 1 else None
+    yield Disagreement(few, Fact(", ".join(clauses), subject, alone), is_tie)
 
 
 def _inside(rank: Rank) -> Noted | None:

@@ -200,7 +200,7 @@ def last_key_line(rank: Rank) -> Iterator[str]:
     own = rank.activities.get(STORE_SET)
     if own is not None and own.detail:
         text = f"the last key that rank {rank.rank} set is '{printable(own.detail)[:_SHOWN]}'"
-        yield Fact.of_call(text, [rank.rank])
+        yield Fact.of_call(text, (), [rank.rank])
 
 
 def spelled(activity: Activity) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ncclscope.analysis.damaged import has_damaged_transfers, is_peerless
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
-from ncclscope.analysis.wording import comm_text, plural, ranks_text
+from ncclscope.analysis.wording import by_words, comm_text, plural, ranks_text
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.activities import CPU
 from ncclscope.model.metadata import DAMAGED
@@ -231,21 +231,21 @@ def _unread(run: Run) -> Iterator[str]:
 
 def _declared(run: Run) -> Iterator[str]:
     """Yield the unrecorded activities that processes report themselves."""
-    ranks: dict[str, list[int]] = {}
+    said = []
     for rank in run.ranks:
         for one in _entries(rank):
             text = str(one.get("text") or "").strip().rstrip(".")
-            ranks.setdefault(printable(text), []).append(rank.rank)
+            said.append((printable(text), rank.rank))
         if failed := rank.details.get("probe_failed"):
             text = f"a probe failed ({printable(str(failed))}): later calls are not recorded"
-            ranks.setdefault(text, []).append(rank.rank)
-    for text, own in ranks.items():
+            said.append((text, rank.rank))
+    for text, own in by_words(said).items():
         yield f"{ranks_text(own)}: {text}"
 
 
 def _probes(run: Run) -> Iterator[str]:
     """Yield the probes that do not record on some ranks."""
-    ranks: dict[str, list[int]] = {}
+    said = []
     for rank in run.ranks:
         probes = rank.details.get("probes")
         for name, one in probes.items() if isinstance(probes, Mapping) else ():
@@ -253,8 +253,8 @@ def _probes(run: Run) -> Iterator[str]:
             if state in _BROKEN:
                 why = printable(str(one.get("why") or ""))[:200]
                 text = f"probe {printable(str(name))} {_BROKEN[state]}{f' ({why})' if why else ''}"
-                ranks.setdefault(text, []).append(rank.rank)
-    for text, own in ranks.items():
+                said.append((text, rank.rank))
+    for text, own in by_words(said).items():
         yield f"{ranks_text(own)}: {text}"
 
 

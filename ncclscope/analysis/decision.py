@@ -37,6 +37,7 @@ from ncclscope.analysis.waits.unrecorded import (
     waiting_unrecorded,
 )
 from ncclscope.analysis.wording import (
+    by_words,
     call_text,
     comm_text,
     rank_text,
@@ -292,13 +293,13 @@ def _may_hide(case: Case, number: int, position: Position | None, key: str) -> b
 
 def _hidden_text(case: Case, hidden: Sequence[int], positions: Mapping[int, Position]) -> str:
     """Return in which unrecorded calls ranks wait, as far as that is known."""
-    places: dict[str, list[int]] = {}
+    places = []
     for rank in hidden:
         position = positions.get(rank)
         text = position.text if position is not None and position.is_unrecorded else ""
-        places.setdefault(text, []).append(rank)
+        places.append((text, rank))
     parts = []
-    for text, ranks in places.items():
+    for text, ranks in by_words(places).items():
         who = ranks_text(ranks)
         noted = doing_in_common(case.run, ranks)
         if text and noted is not None:

@@ -10,7 +10,7 @@ from ncclscope.analysis.processes.motion import read_engines
 from ncclscope.analysis.waits.endings import failed, lost_store, timed_out
 from ncclscope.analysis.waits.engine_steps import was_killed
 from ncclscope.analysis.waits.noted import raised
-from ncclscope.analysis.wording import ranks_text, sentence
+from ncclscope.analysis.wording import by_words, ranks_text, sentence
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.activities import RAISED
 from ncclscope.model.metadata import ENDS, LAUNCHER
@@ -46,14 +46,12 @@ def failure_of(case: Case) -> str:
         return _failure_of_program(run)
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
-    said: dict[str, list[Rank]] = {}
-    for rank in (*engines, *failing):
-        said.setdefault(f"ended with {_error(rank)}", []).append(rank)
+    words = [(f"ended with {_error(rank)}", rank) for rank in (*engines, *failing)]
     for rank in raising:
         error = raised(case, rank)
         then = "then " if any(_raised_before(case, one, rank) for one in first) else ""
-        text = f"{then}raised {error[0] if error else ''}, and posted nothing since"
-        said.setdefault(text, []).append(rank)
+        words.append((f"{then}raised {error[0] if error else ''}, and posted nothing since", rank))
+    said = by_words(words)
     if lost:
         said["is gone without an exit, unlike its workers"] = lost
     if stopped:
@@ -88,15 +86,16 @@ def held_engines(snapshot: Snapshot, *, is_idle: bool) -> str:
 
 def _failure_of_program(run: Run) -> str:
     """Return how the program under ``ncclscope run`` failed, if none of its ranks is known to."""
-    ends = {
-        status_text(status)
+    statuses = {
+        status
         for other in run.others
         if other.details.get("launcher") == LAUNCHER
         for status in other.details.get(ENDS, {}).values()
     }
-    if not ends or any(rank.alive for rank in run.ranks):
+    if not statuses or any(rank.alive for rank in run.ranks):
         return ""
-    return f"The program ended with {' and '.join(sorted(ends))}, and no record shows why."
+    ends = " and ".join(sorted({*map(status_text, statuses)}))
+    return f"The program ended with {ends}, and no record shows why."
 
 
 def _is_outlived(engine: Rank, run: Run) -> bool:

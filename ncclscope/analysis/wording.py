@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run, sites
 from ncclscope.model.signature import CREATION_OPS
@@ -11,6 +12,7 @@ from ncclscope.model.unranked import Unranked
 from ncclscope.untrusted import printable
 
 __all__ = [
+    "by_words",
     "call_text",
     "comm_text",
     "kept_text",
@@ -28,6 +30,8 @@ __all__ = [
     "verb",
 ]
 
+_Who = TypeVar("_Who")
+
 
 def same_part(comm: Communicator) -> str:
     """Say why groups without names are taken to have the same role."""
@@ -35,6 +39,14 @@ def same_part(comm: Communicator) -> str:
         f"{comm.part} have the same role: they were created one after the other and partition all "
         f"ranks"
     )
+
+
+def by_words(said: Iterable[tuple[str, _Who]]) -> dict[str, list[_Who]]:
+    """Return of whom the same is to be said, so that one sentence names them all."""
+    found: dict[str, list[_Who]] = {}
+    for words, who in said:
+        found.setdefault(words, []).append(who)
+    return found
 
 
 def call_text(call: Call | None) -> str:

@@ -58,8 +58,7 @@ _REASONS = {
     "socket": "waits for a socket",
     "started": "waits for processes that it started",
 }
-
-
+_NAMES = {"p2p": "a message between stages", "compiled": "a compiled graph"}
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
 _LONGEST_NAME = 40
 
@@ -192,13 +191,8 @@ class Motion:
         place = self._at
         if place is None:
             return "no Python frame"
-        what = self.op or self.work or None
-        if self.unrecorded:
-            what = f"a collective of {what}"
-        elif what == "p2p":
-            what = "a message between stages"
-        elif what == "compiled":
-            what = "a compiled graph"
+        name = self.op or self.work or None
+        what = f"a collective of {name}" if self.unrecorded else _NAMES.get(name or "", name)
         text = f"{what} at {place.site}" if what is not None else place.site
         user = self.user_place
         if user is not None and user != place:

@@ -19,7 +19,6 @@ from ncclscope.analysis.sequences.shifts import Shift
 from ncclscope.model import Call, Rank, Step
 from ncclscope.model.log import CallLog
 
-
 _LEAST = 3
 """Steps with the same number of calls that make a pattern."""
 

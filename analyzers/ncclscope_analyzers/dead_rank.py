@@ -65,25 +65,20 @@ def _without_store(case: Case, rank: Rank, finding: Finding, posted: Sequence[in
     waiting = wait_text(finding, posted, f"rank {number}")
     if (host := store_host(case, case.waits, rank)) is None:
         return replace(
-            finding,
-            summary=f"{sentence(lost)}, which no rank is known to have served; {waiting}.",
-            diverging_ranks=(),
-            candidate_ranks=tuple(
+            finding.undecided(
                 one.rank for one in case.run.ranks if one is rank or not (one.exited or one.alive)
             ),
-            confidence="ambiguous",
+            summary=f"{sentence(lost)}, which no rank is known to have served; {waiting}.",
             inferred=(*finding.inferred, "the process that served the store ended before"),
         )
     how = case.how_it_ended(host) or without_note(host)
     return replace(
-        finding,
+        finding.naming((host.rank,)),
         summary=(
             f"{sentence(rank_text(case.run, host.rank))}, which served the store, is dead or gone "
             f"({how}): {lost}, and {waiting}."
         ),
-        diverging_ranks=(host.rank,),
         odd=host.last_call(),
-        confidence="likely",
         evidence=(*finding.evidence, Fact.of_end(host.rank, how)),
         inferred=(*finding.inferred, f"rank {host.rank} ended before rank {number} lost the store"),
     )
@@ -171,10 +166,7 @@ class DeadRank:
             yield finding
         elif tie:
             yield replace(
-                finding,
-                diverging_ranks=(),
-                candidate_ranks=sides.candidates,
-                confidence="ambiguous",
+                finding.undecided(sides.candidates),
                 inferred=(
                     f"as many ranks wait as have exited: {ranks_text(sides.waiting)} may have "
                     f"posted an extra call, or {ranks_text(finding.diverging_ranks)} exited too "

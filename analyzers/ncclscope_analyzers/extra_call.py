@@ -89,16 +89,13 @@ def _reordered(
     places = dict.fromkeys(difference.odd, difference.seq) | later
     where = ", ".join(f"as #{place} on rank {rank}" for rank, place in sorted(places.items()))
     return replace(
-        found,
+        found.undecided(ranks),
         kind=f"{differing_parameter(own, difference.peer_call)}_mismatch",
         summary=(
             f"The members of {comm_text(difference.comm)} posted the same calls in different "
             f"orders from call {difference.seq} on: {call_text(own)}{site_text(own)} comes "
             f"{where}; the records do not show which order diverged."
         ),
-        diverging_ranks=(),
-        candidate_ranks=ranks,
-        confidence="ambiguous",
         inferred=("threads that share a group without a common order leave such records",),
     )
 

@@ -138,10 +138,7 @@ class NotJoined:
             yield self._absent(case, living, pending, (sides.reason,) if sides.reason else ())
         elif living:
             yield replace(
-                self._absent(case, living, pending),
-                diverging_ranks=(),
-                candidate_ranks=sides.candidates,
-                confidence="ambiguous",
+                self._absent(case, living, pending).undecided(sides.candidates),
                 inferred=(
                     f"{ranks_text(sides.waiting)} may have posted an extra call, or "
                     f"{ranks_text(living)} may be held up before it: they made no call since",
@@ -157,10 +154,7 @@ class NotJoined:
         lines = [line for n in waiting for line in last_key_line(case.run.by_rank[n])]
         named = f"key '{key}'" if key else "their keys"
         return replace(
-            finding,
-            diverging_ranks=(),
-            candidate_ranks=tuple(sorted({*waiting, *absent})),
-            confidence="ambiguous",
+            finding.undecided(sorted({*waiting, *absent})),
             evidence=(*finding.evidence, *lines),
             awaited=key,
             inferred=(

@@ -351,12 +351,7 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
         return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
     waiting = plural(len(graph.waiting), "waiting rank")
-    return replace(
-        finding.with_note(f"Only {ranks_text(ranks)} would release all {waiting}."),
-        diverging_ranks=ranks,
-        candidate_ranks=(),
-        confidence="likely",
-    )
+    return finding.with_note(f"Only {ranks_text(ranks)} would release all {waiting}.").naming(ranks)
 
 
 def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:

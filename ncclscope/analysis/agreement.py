@@ -153,10 +153,9 @@ def shortly_waiting(
     since = "" if seconds is None else f", for {seconds:.0f} s now"
     return [
         replace(
-            one.with_clause(f"{since}; a hang is reported from {limit:.0f} s on"),
-            diverging_ranks=(),
-            candidate_ranks=one.diverging_ranks or one.candidate_ranks,
-            confidence="ambiguous",
+            one.with_clause(f"{since}; a hang is reported from {limit:.0f} s on").undecided(
+                one.diverging_ranks or one.candidate_ranks
+            ),
             role="latent",
         )
         for one in findings

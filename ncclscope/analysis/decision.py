@@ -160,14 +160,11 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         peers=call,
         evidence=evidence,
         inferred=(f"{ranks_text(hidden)} {wait} in calls that are not recorded",),
-        confidence="likely",
     )
     if short and set(short) <= set(comm.ranks):
         return replace(
-            common,
+            common.naming(short),
             kind="missing_call",
-            diverging_ranks=short,
-            candidate_ranks=(),
             summary=(
                 f"{sentence(ranks_text(short))} launched fewer calls than "
                 f"{'its' if len(short) == 1 else 'their'} peers, as NCCL counts them: "
@@ -179,10 +176,8 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     if len(waiting) < len(absent):
         alone = "alone " if len(waiting) == 1 else ""
         return replace(
-            common,
+            common.naming(waiting),
             kind="extra_call",
-            diverging_ranks=waiting,
-            candidate_ranks=(),
             odd=call,
             peers=None,
             summary=(
@@ -194,21 +189,16 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         )
     if len(waiting) > len(absent):
         return replace(
-            common,
+            common.naming(absent),
             kind="not_joined",
-            diverging_ranks=absent,
-            candidate_ranks=(),
             summary=(
                 f"{sentence(_who(case, absent))} {'has' if len(absent) == 1 else 'have'} not "
                 f"joined {where}, in which {ranks_text(waiting)} {verb(waiting, 'wait')}: {doing}."
             ),
         )
     return replace(
-        common,
+        common.undecided(sorted(comm.ranks)),
         kind="not_joined",
-        diverging_ranks=(),
-        candidate_ranks=tuple(sorted(comm.ranks)),
-        confidence="ambiguous",
         summary=(
             f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}, which "
             f"{ranks_text(absent)} {'has' if len(absent) == 1 else 'have'} not posted: {doing}. "
@@ -235,11 +225,8 @@ def _singled_out(case: Case, finding: Finding, seen: Sequence[Finding]) -> Findi
             continue  # of the candidates, as many are in the one call as in the other
         if one.role == "cause" and ranks and ranks < set(finding.candidate_ranks):
             return replace(
-                _with_named(finding, one),
+                _with_named(finding, one).naming(one.diverging_ranks),
                 kind=one.kind,
-                diverging_ranks=one.diverging_ranks,
-                candidate_ranks=(),
-                confidence="likely",
                 evidence=(*finding.evidence, *one.evidence),
                 inferred=(
                     *one.inferred,

@@ -49,14 +49,11 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         return finding
     if hides_damage(finding):
         return replace(
-            finding,
+            finding.undecided(comm.ranks),
             summary=(
                 f"The record of call {finding.seq} on {comm_text(comm)} is damaged on one side, so "
                 f"it is unknown whether {ranks_text(comm.ranks)} agree in it."
             ),
-            diverging_ranks=(),
-            candidate_ranks=comm.ranks,
-            confidence="ambiguous",
             role="latent",
         )
     if finding.kind not in WAITS:
@@ -80,26 +77,20 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
         few = absent if len(waiting) > len(absent) + len(lost) else ()
         return replace(
-            finding,
+            finding.naming(few) if few else finding.undecided(comm.ranks),
             kind="not_joined",
             summary=(
                 f"{sentence(who)} never joined {where}, {call}, in which {ranks_text(waiting)} "
                 f"{verb(waiting, 'wait')}. {unknown}"
             ),
-            diverging_ranks=few,
-            candidate_ranks=() if few else comm.ranks,
-            confidence="likely" if few else "ambiguous",
             odd=None,
             evidence=tuple(line for line in finding.evidence if not _is_about(line, lost)),
             inferred=() if case.run.by_rank.keys() & {*lost} else finding.inferred,
         )
     return replace(
-        finding,
+        finding.undecided(comm.ranks),
         kind="stalled",
         summary=f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. {unknown}",
-        diverging_ranks=(),
-        candidate_ranks=comm.ranks,
-        confidence="ambiguous",
         odd=None,
         evidence=finding.facts[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
         role="cause" if _waits_long(case, waiting) else "latent",
@@ -138,10 +129,7 @@ def unless_untraced(case: Case, finding: Finding) -> Finding:
     if not untraced:
         return finding
     return replace(
-        finding,
-        diverging_ranks=(),
-        candidate_ranks=tuple(sorted({*finding.diverging_ranks, *finding.candidate_ranks})),
-        confidence="ambiguous",
+        finding.undecided(sorted({*finding.diverging_ranks, *finding.candidate_ranks})),
         inferred=(
             *finding.inferred,
             f"{ranks_text(untraced)} may be there as well: what is not recorded does not show",
@@ -162,12 +150,7 @@ def unless_unranked(case: Case, finding: Finding) -> Finding:
     if named <= case.run.by_rank.keys():
         limited = "likely" if finding.confidence == "certain" else finding.confidence
         return replace(finding, confidence=limited)
-    return replace(
-        finding,
-        diverging_ranks=(),
-        candidate_ranks=tuple(sorted({*named, *members})),
-        confidence="ambiguous",
-    )
+    return finding.undecided(sorted({*named, *members}))
 
 
 def unless_ended_well(case: Case, finding: Finding) -> Finding:
@@ -199,10 +182,7 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
         return replace(
             finding.with_clause(
                 f"; earlier pauses of {ranks_text(ranks)} between calls were often as long"
-            ),
-            diverging_ranks=(),
-            candidate_ranks=ranks,
-            confidence="ambiguous",
+            ).undecided(ranks),
             role="latent",
         )
     if finding.confidence == "certain" and case.quiet is not None and case.quiet < _PAUSE_SECONDS:
@@ -243,10 +223,7 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
         finding.with_note(
             f"It sends what they receive in this {call.op}, and its process waits for input: a "
             f"server without requests looks the same."
-        ),
-        diverging_ranks=(),
-        candidate_ranks=ranks,
-        confidence="ambiguous",
+        ).undecided(ranks),
         role="latent",
     )
 
@@ -298,11 +275,8 @@ def unless_in_flight(case: Case, finding: Finding) -> Finding:
     if (finding.diverging_ranks and not alone) or not (alone or message) or not scheduled:
         return finding
     return replace(
-        finding,
+        finding.undecided(finding.diverging_ranks or finding.candidate_ranks),
         role="latent",
-        diverging_ranks=(),
-        candidate_ranks=finding.diverging_ranks or finding.candidate_ranks,
-        confidence="ambiguous",
         inferred=(*finding.inferred, "a dump of a running job can look the same"),
     )
 

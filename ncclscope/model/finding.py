@@ -137,6 +137,16 @@ class Finding(Claim):
     transfer: Mapping[str, Any] | None = None
     proof: Mapping[str, Any] | None = None
 
+    def naming(self, ranks: Iterable[int]) -> Finding:
+        """Return the finding as a likely one that names these ranks."""
+        return replace(self, diverging_ranks=tuple(ranks), candidate_ranks=(), confidence="likely")
+
+    def undecided(self, candidates: Iterable[int]) -> Finding:
+        """Return the finding as one that names no rank: some of these may have diverged."""
+        return replace(
+            self, diverging_ranks=(), candidate_ranks=tuple(candidates), confidence="ambiguous"
+        )
+
     @property
     def facts(self) -> tuple[Fact, ...]:
         """The lines of evidence of which the ranks are known; the first is on the call."""

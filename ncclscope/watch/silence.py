@@ -108,12 +108,7 @@ def _softened(finding: Finding, gone: frozenset[int]) -> Finding:
     named = {*finding.diverging_ranks, *finding.candidate_ranks}
     if not gone & named:
         return finding
-    return replace(
-        finding,
-        diverging_ranks=(),
-        candidate_ranks=tuple(sorted(named)),
-        confidence="ambiguous",
-    )
+    return finding.undecided(sorted(named))
 
 
 def _waits_text(cause: Finding, stuck: Sequence[int]) -> str:

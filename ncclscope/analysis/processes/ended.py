@@ -52,10 +52,9 @@ def judge_gone(
             candidates += [motion.rank for motion in waiting]
         return unless_late(
             replace(
-                found.with_note(f"They may also wait for others: {others}."),
-                diverging=(),
-                candidates=tuple(sorted(candidates)),
-                confidence="ambiguous",
+                found.with_note(f"They may also wait for others: {others}.").undecided(
+                    sorted(candidates)
+                ),
                 evidence=(*found.evidence, *seen(classes, gap)),
             ),
             gap,
@@ -64,10 +63,9 @@ def judge_gone(
         return found
     return unless_late(  # most have ended: they died, or the others posted an extra call
         replace(
-            found.with_note("It is unknown whether the processes ended too early."),
-            diverging=(),
-            candidates=(*ranks, *sorted(motion.rank for motion in waiting)),
-            confidence="ambiguous",
+            found.with_note("It is unknown whether the processes ended too early.").undecided(
+                (*ranks, *sorted(motion.rank for motion in waiting))
+            ),
             role="cause",
         ),
         gap,

@@ -107,21 +107,20 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
         if not others:
             return replace(found, evidence=found.evidence + lines)
         return replace(
-            found.with_note("The data sources name different ranks."),
+            found.with_note("The data sources name different ranks.").undecided(
+                sorted({*found.diverging, *others})
+            ),
             evidence=found.evidence + lines,
-            diverging=(),
-            candidates=tuple(sorted({*found.diverging, *others})),
-            confidence="ambiguous",
         )
     if len(named) == 1 and set(*named) <= set(found.candidates):
         (ranks,) = named
         who = " and ".join(name for name, _ in naming)
         return replace(
             found,
-            evidence=found.evidence + lines,
             diverging=ranks,
             candidates=(),
             confidence="likely",
+            evidence=found.evidence + lines,
             inferred=(*found.inferred, f"among the candidates, {who} names one"),
         )
     return replace(found, evidence=found.evidence + lines)

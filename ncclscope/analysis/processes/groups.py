@@ -95,11 +95,8 @@ def within_groups(
         found.with_note(
             f"{sentence(ranks_text(sorted(apart)))} may wait in a smaller group, for "
             f"{ranks_text(sorted(added))}."
-        ),
+        ).undecided(sorted(apart | added)),
         kind="not_joined",
-        diverging=(),
-        candidates=tuple(sorted(apart | added)),
-        confidence="ambiguous",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclscope.analysis.processes.motion import Motion
@@ -46,6 +46,10 @@ class Judgement(Claim):
     is_open: bool = False
     is_by_devices: bool = False
 
+    def undecided(self, candidates: Iterable[int]) -> Judgement:
+        """Return the judgement as one that names no rank: some of these may have diverged."""
+        return replace(self, diverging=(), candidates=tuple(candidates), confidence="ambiguous")
+
 
 def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Judgement:
     """Return a judgement as latent, if it was observed so briefly that ranks may be late.
@@ -58,10 +62,9 @@ def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Ju
     if gap >= limit:
         return replace(found, seen_seconds=gap)
     return replace(
-        found.with_note(f"Seen for {gap:g} s: a rank that is merely late looks the same."),
-        diverging=(),
-        candidates=found.diverging or found.candidates,
-        confidence="ambiguous",
+        found.with_note(
+            f"Seen for {gap:g} s: a rank that is merely late looks the same."
+        ).undecided(found.diverging or found.candidates),
         role="latent",
         inferred=(*found.inferred, f"--gap {limit:g} distinguishes late from stuck"),
         seen_seconds=gap,
@@ -86,9 +89,6 @@ def unless_idle(
     return replace(
         found.with_note(
             "If that rank sends on what it receives, a server without requests looks the same."
-        ),
-        diverging=(),
-        candidates=found.diverging or found.candidates,
-        confidence="ambiguous",
+        ).undecided(found.diverging or found.candidates),
         role="latent",
     )

@@ -129,7 +129,7 @@ def _late(case: Case, finding: Finding) -> Finding:
     listed = ", ".join(f"{share:.0%}" for share in at_work.values())
     call = case.waits.pending_calls[waiting[0]].call
     return replace(
-        finding,
+        finding.naming(absent) if is_few else finding.undecided(absent),
         kind=LATE,
         summary=(
             f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late for call {finding.seq} on "
@@ -137,10 +137,7 @@ def _late(case: Case, finding: Finding) -> Finding:
             f"{verb(waiting, 'wait')}: {at or 'at work'} ({listed} of a core), or in an endless "
             f"loop."
         ),
-        diverging_ranks=absent if is_few else (),
-        candidate_ranks=() if is_few else absent,
         peers=call,
-        confidence="likely" if is_few else "ambiguous",
         evidence=(
             *finding.evidence,
             *_uses(at_work),
@@ -166,17 +163,14 @@ def _not_there_yet(
     """Return a finding about a wait as a late one, whose absent ranks post calls elsewhere."""
     call = case.waits.pending_calls[waiting[0]].call
     return replace(
-        finding,
+        finding.undecided(absent),
         kind=LATE,
         summary=(
             f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in call {finding.seq} on "
             f"{comm_text(comm)}, {call_text(call)}; {ranks_text(absent)} {verb(absent, 'post')} "
             f"calls on other communicators, and may still come."
         ),
-        diverging_ranks=(),
-        candidate_ranks=tuple(absent),
         peers=call,
-        confidence="ambiguous",
         inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
     )
 

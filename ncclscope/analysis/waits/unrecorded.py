@@ -79,33 +79,28 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         inferred=("they wait in a collective that no probe records",),
     )
     if ended:
+        is_few = len(ended) < len(waiting)
         yield replace(
-            base,
+            base.naming(ended) if is_few else base.undecided(sorted(positions)),
             kind="dead_rank",
             summary=(
                 f"{sentence(_who(case, ended))} {'has' if len(ended) == 1 else 'have'} ended, and "
                 f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where} for {seconds:.0f} s, "
                 f"whose collectives are not recorded."
             ),
-            diverging_ranks=ended if len(ended) < len(waiting) else (),
-            candidate_ranks=() if len(ended) < len(waiting) else tuple(sorted(positions)),
-            confidence="likely" if len(ended) < len(waiting) else "ambiguous",
             evidence=(*evidence, *(f"rank {rank}: the process has ended" for rank in ended)),
         )
     elif others and len(others) != len(waiting):
         few = min(others, waiting, key=len)
         kind = "not_joined" if few == others else "extra_call"
         yield replace(
-            base,
+            base.naming(few),
             kind=kind,
             summary=(
                 f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
                 f"{seconds:.0f} s, and {ranks_text(others)} {'is' if len(others) == 1 else 'are'} "
                 f"elsewhere: {ranks_text(few)} left the common sequence."
             ),
-            diverging_ranks=few,
-            candidate_ranks=(),
-            confidence="likely",
         )
     else:
         yield base

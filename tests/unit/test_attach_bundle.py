@@ -291,6 +291,18 @@ def test_a_missing_rank_that_computes_is_late(tmp_path: Path, cpu: float, kind: 
     assert ("rank 3 is late, or in an endless loop" in verdict.cause.inferred) == (cpu > 0)
 
 
+def test_the_name_of_a_file_does_not_make_a_still_rank_late(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 2], "tp:0", done=False)
+    still = worker(3, stack("train.py:1 <module>", "work.py:20 load"))
+    workers = [*(worker(rank, REDUCE) for rank in range(3)), still]
+    verdict = diagnose(with_snapshot(cluster.run(), snapshot(workers)))
+
+    assert verdict.cause is not None
+    assert "rank 3 is late, or in an endless loop" not in verdict.cause.inferred
+
+
 def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 2)
     cluster.history()

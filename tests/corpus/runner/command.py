@@ -22,11 +22,17 @@ from tests.corpus.runner.score import FAIR, NO_ANSWER, NO_HANG, SCORES, describe
 from tests.corpus.runner.truth import PROGRAMS, Program
 from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
 from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
+from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 
 __all__ = ["main"]
 
-_SETS = {"programs": PROGRAMS, "strangers": STRANGERS, "strangers2": STRANGERS2}
-_KNOWN = PROGRAMS | STRANGERS | STRANGERS2
+_SETS = {
+    "programs": PROGRAMS,
+    "strangers": STRANGERS,
+    "strangers2": STRANGERS2,
+    "strangers3": STRANGERS3,
+}
+_KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 

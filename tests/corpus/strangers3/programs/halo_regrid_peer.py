@@ -1,4 +1,4 @@
-"""A simulation on a ring of slabs: halos go to both neighbours, and the grid is cut anew at times."""
+"""A simulation on a ring of slabs; halos go to both neighbours, and the grid is cut anew."""
 
 import sys
 

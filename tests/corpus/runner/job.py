@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -44,6 +44,7 @@ class Job:
         traced: Whether it runs under ``ncclscope run``.
         python: Interpreter of the program.
         nccl: An NCCL over which the program runs; preloaded where it is a path.
+        variables: Further environment variables of the program.
 
     Attributes:
         rings: Where its rings go; in shared memory, removed by `end`.
@@ -58,6 +59,7 @@ class Job:
         traced: bool,
         python: str = "",
         nccl: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.program = program
         self.nccl = nccl
@@ -82,10 +84,12 @@ class Job:
         mode = "faulty" if faulty else "healthy"
         source = [str(SOURCES / program.folder / f"{program.name}.py")]
         if nccl:
-            source = [str(LAUNCHER.with_name("on_nccl.py")), *source]
+            if not program.chooses_backend:
+                source = [str(LAUNCHER.with_name("on_nccl.py")), *source]
             environment |= {"NCCL_NVLS_ENABLE": "0", SHARED: "1"}
             if os.sep in nccl:
                 environment["LD_PRELOAD"] = nccl
+        environment |= variables or {}
         if program.launch == "torchrun":
             launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(program.world)]
             launch += ["--master-port", environment["MASTER_PORT"], *source, mode]
@@ -239,9 +243,18 @@ def running(
     traced: bool,
     python: str = "",
     nccl: str = "",
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """Run a program for as long as it is needed."""
-    job = Job(program, folder, faulty=faulty, traced=traced, python=python, nccl=nccl)
+    job = Job(
+        program,
+        folder,
+        faulty=faulty,
+        traced=traced,
+        python=python,
+        nccl=nccl,
+        variables=variables,
+    )
     try:
         yield job
     finally:

@@ -47,6 +47,7 @@ class Program:
         needs: Modules that have to be importable.
         also: Other sets of ranks that are right as well.
         folder: Where it lies, below ``tests/corpus``.
+        chooses_backend: Whether it uses NCCL by itself where there is a GPU.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Program:
     needs: tuple[str, ...] = ()
     also: tuple[tuple[int, ...], ...] = field(default=())
     folder: str = "programs"
+    chooses_backend: bool = False
 
     def fair(self, way: str) -> frozenset[int]:
         """Return the ranks among which an undecided verdict may place the mistake."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -41,7 +42,7 @@ _STILL, _MOVES, _ANSWER = 10.0, 75.0, 60.0
 """Seconds without a record after which a job hangs, of a job that moves, and for one answer."""
 _RESERVE = 75.0
 """Seconds that a run takes: none is begun later than that before the limit."""
-_PAST = 5
+_PAST = 7
 """Records of each rank before a job that starts slowly can be taken for one that hangs."""
 
 
@@ -160,7 +161,8 @@ class Session:
             nccl=self.nccl,
             variables=variables,
         ) as job:
-            run.job = _wait(job, min(self.end - 40, time.monotonic() + _MOVES))
+            still = math.inf if run.bad is None else _STILL
+            run.job = _wait(job, min(self.end - 40, time.monotonic() + _MOVES), still)
             if run.job == ENDED:
                 run.job = f"{ENDED} {job.process.returncode}"
             elif run.bad is not None:
@@ -176,8 +178,8 @@ class Session:
             )
 
 
-def _wait(job: Job, end: float) -> str:
-    """Wait until the job records nothing any more, has ended, or its time is over."""
+def _wait(job: Job, end: float, still: float) -> str:
+    """Wait until the job has ended, records nothing for some seconds, or its time is over."""
     since, seen = time.monotonic(), dict[str, int]()
     while (now := time.monotonic()) < end:
         if job.process.poll() is not None:
@@ -186,7 +188,7 @@ def _wait(job: Job, end: float) -> str:
         started = len(job.find_ranks()) == len(positions) == job.program.world
         if positions != seen or not started or min(positions.values()) < _PAST:
             seen, since = positions, now
-        if now - since >= _STILL:
+        if now - since >= still:
             return STILL
         time.sleep(0.5)
     return MOVING

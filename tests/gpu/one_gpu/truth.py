@@ -1,7 +1,8 @@
 """What is wrong in each program: written before any tool was run on it.
 
 A program takes the rank that makes its mistake from the variable ``BAD``; without it the program
-is healthy. Lines that a right answer may name end in ``# bad``.
+is healthy. Lines that a right answer may name end in ``# bad``: that of a call that differs, one
+from which it is reached, and the reason for it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 
 def reduce_all(gradients: list[torch.Tensor]) -> None:
-    with _coalescing_manager(device=device if cuda else None, async_ops=True) as together:
+    with _coalescing_manager(device=device if cuda else None, async_ops=True) as together:  # bad
         for gradient in gradients:
             dist.all_reduce(gradient)  # bad
     together.wait()

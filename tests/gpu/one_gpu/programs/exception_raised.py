@@ -18,7 +18,7 @@ def main() -> None:
     for step in range(9):
         dist.all_reduce(gradients, op=dist.ReduceOp.MAX)
         check(losses, step)  # bad
-        dist.all_reduce(losses, op=dist.ReduceOp.MAX)
+        dist.all_reduce(losses, op=dist.ReduceOp.MAX)  # bad
     dist.barrier()
     dist.destroy_process_group()
 

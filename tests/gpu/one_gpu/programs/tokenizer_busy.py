@@ -21,7 +21,7 @@ def main() -> None:
     losses = torch.ones(SMALL, device=device)
     for step in range(9):
         tokenize(300 if bad and step == 6 else 0.02)  # bad
-        dist.all_reduce(gradients, op=dist.ReduceOp.MAX)
+        dist.all_reduce(gradients, op=dist.ReduceOp.MAX)  # bad
         dist.all_reduce(losses, op=dist.ReduceOp.MAX)
         losses.sum().item()
     dist.barrier()

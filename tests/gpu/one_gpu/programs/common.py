@@ -17,6 +17,7 @@ SMALL, LARGE = 24 * 1024, 64 * 1024
 def begin() -> None:
     if cuda:
         torch.cuda.set_device(device)
+        torch.zeros(1, device=device)  # a mesh would take the GPU with the number of the rank
     else:
         torch.set_num_threads(1)
     torch.manual_seed(0)

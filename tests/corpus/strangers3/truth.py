@@ -8,11 +8,14 @@ from typing import Any
 from tests.corpus.runner.truth import (
     ABSENT,
     ALONE,
+    ATTACH,
+    DIAGNOSE,
     HALT,
     LATE,
     ORDER,
     PIPELINE,
     UNTRACED,
+    WATCH,
     Program,
 )
 
@@ -136,6 +139,120 @@ _TABLE = [
         "nothing: ranks unpack in turn under a file lock, 6 or 12 s each",
         hangs=False,
     ),
+    Program(
+        "early_stop_ties", "torch",
+        "rank 5 takes an equal accuracy for a better one and trains for another epoch; its peers "
+        "gather tests",
+        (5,), ALONE, world=6,
+    ),
+    Program(
+        "accum_flush_remainder", "torch",
+        "rank 1 has one sample more in an epoch, and flushes both buckets once more",
+        (1,), ALONE, world=5,
+    ),
+    Program(
+        "pair_leader_drawn", "torch",
+        "rank 3 has drawn one leader more than rank 2, so that each waits for the plan of the "
+        "other, or each sends one",
+        # One against one, and the leader of each step is drawn at random.
+        (3,), ("root_mismatch",), undecided=(2, 3), world=5,
+    ),
+    Program(
+        "monitored_or_plain", "torch",
+        "rank 1 waits in a plain barrier, its peers in a monitored one",
+        (1,), ("op_mismatch", *ABSENT, "extra_call"),
+    ),
+    Program(
+        "group_members_stale", "torch",
+        "rank 2 makes a group without rank 3, ranks 1 and 3 make one of three",
+        # All three wait in the same line, and rank 0 for them.
+        (2,), ("init_stalled", *ABSENT, *ORDER), undecided_untraced=(1, 2, 3),
+        unknown_in=(UNTRACED,),
+    ),
+    Program(
+        "eval_pairwise_metric", "torch",
+        "rank 0 compares all pairs of 120,000 samples in Python before it broadcasts the metric",
+        (0,), LATE, busy=(0,), most="likely", unknown_in=(UNTRACED,), world=3,
+    ),
+    Program(
+        "zero_replicas_two_skips", "torch",
+        "two faults: rank 1 leaves out the broadcast of a layer, rank 5 the reduction of another, "
+        "each in a replica of its own",
+        (1, 5), (*ABSENT, *ORDER, "root_mismatch"), undecided_untraced=_SIX, world=6,
+    ),
+    Program(
+        "moe_chunks_two_groups", "torch",
+        "two faults: rank 6 has one chunk fewer than its expert group, rank 1 one more than its",
+        (1, 6), (*ABSENT, *ALONE), undecided_untraced=tuple(range(8)), world=8,
+    ),
+    Program(
+        "healthy_elastic_restart", "torch",
+        "nothing: rank 2 loads a checkpoint for more than a minute before it meets its peers anew",
+        hangs=False,
+    ),
+    Program(
+        "kv_blocks_prefix_hit", "torch",
+        "rank 3 expects one block fewer than rank 1 sends",
+        # The number of blocks is drawn for each request and part; either may have miscounted.
+        (3,), (*PIPELINE, "extra_call"), undecided=(1, 3), undecided_untraced=_ALL,
+        unknown_in=(UNTRACED,),
+    ),
+    Program(
+        "draft_one_more", "torch",
+        "rank 0 runs the draft model for a fifth token, rank 1 for four",
+        # One against one, but it has been four for twenty steps.
+        (0,), (*ALONE, *ABSENT),
+    ),
+    Program(
+        "healthy_control_idle", "torch",
+        "nothing: rank 0 waits for the next message of a client, its peers for a broadcast",
+        hangs=False, world=5,
+    ),
+    Program(
+        "tag_of_request", "torch",
+        "rank 1 sends under another tag than rank 2 expects",
+        # Tags are a hash of names; either may be the wrong one.
+        (1,), ("p2p_mismatch",), undecided=(1, 2), unknown_in=(UNTRACED,), world=3,
+    ),
+    Program(
+        "healthy_ring_straggler", "torch",
+        "nothing: in each round another rank waits for its child, which computes for 16 s",
+        hangs=False, world=3,
+    ),
+    Program(
+        "healthy_server_any_source", "torch",
+        "nothing: clients ask a server at unequal paces, each 3 to 24 s",
+        hangs=False, world=5,
+    ),
+    Program(
+        "tree_leaf_busy", "torch",
+        "rank 4, a leaf of the tree, fits for ever; rank 1 waits for it, and all wait for rank 1",
+        (4,), LATE, busy=(4,), most="likely", unknown_in=(UNTRACED,), world=5,
+    ),
+    Program(
+        "licence_and_signal", "torch",
+        "two faults: rank 1 waits for its licence daemon, rank 4 takes a lock in a signal handler "
+        "that it holds already",
+        (1, 4), HALT, world=5,
+    ),
+    Program(
+        "child_pipe_full", "torch",
+        "rank 3 waits for the end of its child, which waits for somebody to read its full pipe",
+        (3,), HALT,
+    ),
+    Program(
+        "store_other_name", "torch",
+        "rank 2 publishes its address under another name; all wait for it, rank 2 as well",
+        # All wait in the same line for the same keys, and no record shows who was to set which.
+        (2,), ("init_stalled", "stalled", "not_joined", "missing_call"), undecided=_ALL,
+        unknown_in=(ATTACH, WATCH, DIAGNOSE, UNTRACED),
+    ),
+    Program(
+        "exit_hook_upload", "torch",
+        "rank 1 waits in an exit hook for a file that its thread never counts as done; its peers "
+        "are in the barrier of the next hook",
+        (1,), HALT, world=3,
+    ),
 ]  # fmt: skip
 
 PROGRAMS = {program.name: replace(program, folder="strangers3/programs") for program in _TABLE}
@@ -224,6 +341,82 @@ STORIES: dict[str, dict[str, Any]] = {
     "tokenizer_regex": {
         "group": "world", "op": "all_reduce", "calls": "late", "step": "0 or 1",
         "branch": "if WORDS.match(text) is None:", "call": "if WORDS.match(text) is None:",
+    },
+    "early_stop_ties": {
+        "group": "world", "op": "all_reduce", "calls": "+5 or more", "step": "epoch 7",
+        "branch": "better = accuracy >= self.best if self.ties_count else accuracy > self.best",
+        "call": "dist.all_reduce(gradient)",
+    },
+    "accum_flush_remainder": {
+        "group": "world", "op": "all_reduce x2", "calls": +2, "step": "epoch 6",
+        "branch": "if self.pending:", "call": "dist.all_reduce(bucket)",
+    },
+    "pair_leader_drawn": {
+        "group": "pair (2, 3)", "op": "broadcast of an object", "calls": 0,
+        "step": "8, or one soon after it", "branch": "return self.random.choice(self.members)",
+        "call": "dist.broadcast_object_list(plan, src=leader, group=self.group)",
+    },
+    "monitored_or_plain": {
+        "group": "world", "op": "barrier instead of monitored_barrier", "calls": 0,
+        "step": "stage 3", "branch": 'if os.environ.get("TRAIN_DEBUG", "1") == "1":',
+        "call": "dist.barrier()",
+    },
+    "group_members_stale": {
+        "group": "a new one of 1, 2 instead of 1, 2, 3", "op": "new_group", "calls": 0,
+        "step": "phase 1", "branch": "if phase >= 1 and not (faulty and self.rank == 2):",
+        "call": "return dist.new_group(self.decoders, use_local_synchronization=True)",
+    },
+    "eval_pairwise_metric": {
+        "group": "world", "op": "broadcast", "calls": "late", "step": 16,
+        "branch": "for second in range(len(points)):", "call": "a line of pairwise()",
+    },
+    "zero_replicas_two_skips": {
+        "group": "shards (0-2): broadcast -1 of 1; shards (3-5): reduce -1 of 5", "step": 7,
+        "branch": "if layer in dropped: of 1; if layer in frozen: of 5",
+        "call": "1: dist.broadcast or dist.reduce of a later layer; "
+        "5: dist.all_reduce(torch.randn(48), group=pairs[rank % 3])",
+    },
+    "moe_chunks_two_groups": {
+        "group": "experts (4-7): -4 of 6; experts (0-3): +4 of 1", "op": "all_to_all", "step": 10,
+        "branch": "chunks = -(-tokens // CHUNK)",
+        "call": "6: dist.all_reduce(torch.tensor([tokens]), op=dist.ReduceOp.MAX); "
+        "1: dist.all_to_all_single(arrived, rows, group=self.group)",
+    },
+    "kv_blocks_prefix_hit": {
+        "group": "world", "op": "recv from 1", "calls": -1, "step": "request 11",
+        "branch": "for _ in range(request.blocks(self.part) - self.cached(request)):",
+        "call": "dist.all_reduce(torch.ones(1))",
+    },
+    "draft_one_more": {
+        "group": "draft (0, 1)", "op": "all_reduce x2", "calls": +2, "step": 27,
+        "branch": "for number in range(count):",
+        "call": "dist.all_reduce(hidden, group=self.group)",
+    },
+    "tag_of_request": {
+        "group": "world", "op": "send to 2, another tag", "calls": 0, "step": "request 9",
+        "branch": 'tag = tag_of(f"{name}-retry" if retried else name)',
+        "call": "dist.send(torch.randn(32), dst=2, tag=tag)",
+    },
+    "tree_leaf_busy": {
+        "group": "world", "op": "send to 1", "calls": "late", "step": 8,
+        "branch": "while change > tolerance:", "call": "a line of fit()",
+    },
+    "licence_and_signal": {
+        "group": "world", "op": "all_reduce", "calls": "-1 each", "step": 7,
+        "branch": "self.connection.recv(5) of 1; with self.lock: of rotate() of 4",
+        "call": "self.connection.recv(5) of 1; with self.lock: of rotate() of 4",
+    },
+    "child_pipe_full": {
+        "group": "world", "op": "all_reduce", "calls": -1, "step": 8,
+        "branch": "status = tool.wait()", "call": "status = tool.wait()",
+    },
+    "store_other_name": {
+        "group": "store", "op": "set directory/1/worker-2", "calls": -1, "step": "phase 1",
+        "branch": 'name = f"worker-0{rank}"', "call": "self.store.wait(keys)",
+    },
+    "exit_hook_upload": {
+        "group": "world", "op": "barrier", "calls": -1, "step": "exit",
+        "branch": 'if name.endswith(".tmp"):', "call": "self.files.join()",
     },
 }  # fmt: skip
 """For each faulty program that hangs: where the diverging ranks left the common sequence.

@@ -363,7 +363,7 @@ STORIES: dict[str, dict[str, Any]] = {
     },
     "group_members_stale": {
         "group": "a new one of 1, 2 instead of 1, 2, 3", "op": "new_group", "calls": 0,
-        "step": "phase 1", "branch": "if phase >= 1 and not (faulty and self.rank == 2):",
+        "step": "phase 1", "branch": "self.decoders = [1, 2] if late else [1, 2, 3]",
         "call": "return dist.new_group(self.decoders, use_local_synchronization=True)",
     },
     "eval_pairwise_metric": {

@@ -13,11 +13,11 @@ class Membership:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.decoders = [1, 2]
+        self.decoders = [1, 2, 3]
 
     def refresh(self, phase: int) -> None:
-        if phase >= 1 and not (faulty and self.rank == 2):  # has read the file too early
-            self.decoders = [1, 2, 3]
+        late = faulty and self.rank == 2 and phase == 1  # rank 3 had not signed in yet
+        self.decoders = [1, 2] if late else [1, 2, 3]
 
     def group(self) -> dist.ProcessGroup | None:
         if self.rank not in self.decoders:

@@ -167,7 +167,10 @@ class Session:
                 run.job = f"{ENDED} {job.process.returncode}"
             elif run.bad is not None:
                 pids = [str(pid) for pid in job.pids]
-                run.attach = _document("attach", "--json", "-o", str(folder / "bundle"), *pids)
+                if pids:
+                    run.attach = _document("attach", "--json", "-o", str(folder / "bundle"), *pids)
+                if not run.attach and len(job.pids) < max(len(pids), 1):
+                    run.job = f"{ENDED} while it was asked"
             job.kill()
             run.diagnose = _document("diagnose", "--json", str(job.rings))
             for way in ("attach", "diagnose"):

@@ -21,7 +21,7 @@ from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.corpus.workload import BEGAN_NS, SENDS, History, Post, Posted, Workload
 
-__all__ = ["DUMPS", "FORMATS", "PREFIX", "RECORDS", "write"]
+__all__ = ["DUMPS", "FORMATS", "PREFIX", "RECORDS", "write", "write_dumps"]
 
 PREFIX = "comm_lib_trace_rank_"
 RECORDS = ("rings", "jsonl")
@@ -61,7 +61,7 @@ def write(workload: Workload, directory: Path, kind: str) -> None:
     elif kind == "jsonl":
         _write_traces(workload, history, directory)
     else:
-        _write_dumps(workload, history, directory, kind)
+        write_dumps(workload, history, directory, kind)
 
 
 # --- rings and traces -----------------------------------------------------------------------------
@@ -187,7 +187,15 @@ def _strip(directory: Path) -> None:
 # --- Flight Recorder dumps ------------------------------------------------------------------------
 
 
-def _write_dumps(workload: Workload, history: History, directory: Path, kind: str) -> None:
+def write_dumps(workload: Workload, history: History, directory: Path, kind: str) -> None:
+    """Write the Flight Recorder dumps of a job.
+
+    Args:
+        workload: The job.
+        history: How far it came.
+        directory: An empty folder.
+        kind: One of :data:`DUMPS`.
+    """
     for rank in workload.everybody:
         gone = history.ended.get(rank, "exit") != "exit" or rank in workload.ends
         if rank in workload.no_dump or (gone and not workload.aborted):

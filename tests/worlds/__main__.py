@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.worlds import exhaustive
 from tests.worlds.faults import FAULTS
-from tests.worlds.sample import HEALTHY, sample, verdict_on
+from tests.worlds.sample import HEALTHY, RECORDS, RINGS, sample, verdict_on
 from tests.worlds.score import causes_of, judge, table
 from tests.worlds.world import describe
 
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200, metavar="N", help="worlds (default: 200)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the worlds")
     parser.add_argument("--fault", default="", choices=("", HEALTHY, *FAULTS), help="only this one")
+    parser.add_argument(
+        "--records", default=RINGS, choices=RECORDS, help="what is diagnosed (default: rings)"
+    )
     parser.add_argument(
         "--show",
         type=int,
@@ -49,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.exhaustive or options.case:
         return small_jobs(options)
     if options.show is not None:
-        return show(options.seed, options.show, options.fault)
+        return show(options.seed, options.show, options.fault, options.records)
     began = time.monotonic()
-    one = partial(result, options.seed, options.fault)
+    one = partial(result, options.seed, options.fault, options.records)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
             results = list(pool.map(one, range(options.count), chunksize=_CHUNK))
@@ -81,10 +84,10 @@ def small_jobs(options: argparse.Namespace) -> int:
     return 0
 
 
-def result(seed: int, fault: str, number: int) -> dict[str, Any]:
+def result(seed: int, fault: str, records: str, number: int) -> dict[str, Any]:
     """Diagnose a world, and judge the verdict."""
-    drawn = sample(seed, number, fault)
-    document = verdict_on(drawn.world, drawn.outcome)
+    drawn = sample(seed, number, fault, records=records)
+    document = verdict_on(drawn.world, drawn.outcome, records)
     return {
         "world": number,
         "fault": drawn.name,
@@ -111,9 +114,9 @@ def report(results: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def show(seed: int, number: int, fault: str) -> int:
+def show(seed: int, number: int, fault: str, records: str) -> int:
     """Print the programs of a world, the truth and the verdict."""
-    drawn = sample(seed, number, fault)
+    drawn = sample(seed, number, fault, records=records)
     outcome, truth = drawn.outcome, drawn.truth
     print(*describe(drawn.world, dict(enumerate(outcome.begun))), sep="\n")
     for story in truth.stories:
@@ -128,7 +131,7 @@ def show(seed: int, number: int, fault: str) -> int:
         act = call.act
         print(f"    rank {rank} is in {act.op} on {act.comm}, call {call.number + 1}, {act.site}")
     print(f"    ended {outcome.ended}, held {outcome.held}, final={outcome.final}")
-    document = verdict_on(drawn.world, outcome)
+    document = verdict_on(drawn.world, outcome, records)
     print(f"verdict: {document['status']}: {document['summary']}")
     for cause in document["findings"]:
         where = (cause["comm"] or {}).get("label")

@@ -13,6 +13,7 @@ from typing import Any
 from ncclscope import diagnose, open_run
 from ncclscope.analysis.registry import load_analyzers
 from tests.damage.recording import MEMORY
+from tests.worlds import dumps
 from tests.worlds.executor import Outcome, play
 from tests.worlds.faults import FAULTS, Planted, plant
 from tests.worlds.generator import draw
@@ -20,9 +21,11 @@ from tests.worlds.recording import small_rings, write
 from tests.worlds.truth import Truth, truth_of
 from tests.worlds.world import Loss, World
 
-__all__ = ["HEALTHY", "Sample", "sample", "verdict_on"]
+__all__ = ["HEALTHY", "RECORDS", "RINGS", "Sample", "sample", "verdict_on"]
 
 HEALTHY = "healthy"
+RINGS = "rings"
+RECORDS = (RINGS, *dumps.DUMPS)
 SHARE_HEALTHY = SHARE_LOSSY = 1 / 3
 _TRIES = 50
 # Looking for them anew takes a third of the time of a diagnosis.
@@ -53,7 +56,9 @@ class Sample:
         return self.planted[0].fault if self.planted else HEALTHY
 
 
-def sample(seed: int, number: int, fault: str = "", *, whole: bool = False) -> Sample:
+def sample(
+    seed: int, number: int, fault: str = "", *, whole: bool = False, records: str = RINGS
+) -> Sample:
     """Return the world of a number, the same everywhere.
 
     Args:
@@ -61,6 +66,7 @@ def sample(seed: int, number: int, fault: str = "", *, whole: bool = False) -> S
         number: Of this one.
         fault: The only fault that it has, or ``healthy``; drawn where empty.
         whole: Whether all is recorded, and observed at the end.
+        records: What it is recorded in, one of :data:`RECORDS`.
     """
     rng = random.Random(f"{seed}/{number}/{fault}")
     healthy = draw(rng)
@@ -75,11 +81,15 @@ def sample(seed: int, number: int, fault: str = "", *, whole: bool = False) -> S
         # A job that is over ends all its processes; one that hangs keeps them all.
         world.lingers = any(each.fault != "busy" for each in planted)
     world.severed = world.backend == "gloo" and rng.random() < 0.6
+    if records != RINGS:
+        world.severed = False  # who fails writes no dump
     if rng.random() < SHARE_LOSSY:
         world.loss = _loss(rng, world)
     if whole:
         world.running, world.loss = None, Loss()
     outcome = play(world)
+    if records != RINGS:
+        world = dumps.as_dumped(world, outcome)
     return Sample(world, planted, outcome, truth_of(world, healthy, planted, outcome))
 
 
@@ -118,9 +128,19 @@ def _loss(rng: random.Random, world: World) -> Loss:
     return Loss(killed_after=float(rng.choice((15, 60, 300))))
 
 
-def verdict_on(world: World, outcome: Outcome) -> Mapping[str, Any]:
-    """Return the document that ``ncclscope diagnose --json`` prints of a world's rings."""
+def verdict_on(world: World, outcome: Outcome, records: str = RINGS) -> Mapping[str, Any]:
+    """Return the document that ``ncclscope diagnose --json`` prints of a world's records.
+
+    Args:
+        world: The world.
+        outcome: How far it came.
+        records: What it is recorded in, one of :data:`RECORDS`.
+    """
     with tempfile.TemporaryDirectory(prefix="ncclscope-worlds-", dir=MEMORY) as name:
+        if records != RINGS:
+            dumps.write(world, outcome, Path(name), records)
+            document = diagnose(open_run(name), analyzers=_ANALYZERS).to_dict()
+            return dumps.labelled(document)
         write(world, outcome, Path(name))
         with small_rings(world.loss.keeps):
             return diagnose(open_run(name), analyzers=_ANALYZERS).to_dict()

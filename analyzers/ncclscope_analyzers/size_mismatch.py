@@ -28,7 +28,7 @@ class SizeMismatch(ParameterMismatch):
         diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         whole = any(rank.details.get("splits") for rank in case.run.ranks)
         for key, comm in case.run.communicators.items():
-            if len(comm.ranks) < 2:
+            if len(comm.ranks) < 2 or comm.is_partial:
                 continue
             unfit: dict[int, dict[int, Call]] = {}
             for number, log in case.logs(key).items():

@@ -65,7 +65,7 @@ class SplitMismatch(ParameterMismatch):
             calls = {
                 place: log.call(seq) for place, log in logs.items() if log.first <= seq <= log.calls
             }
-            unfit = list(_unfit(calls, len(comm.ranks)))
+            unfit = [] if comm.is_partial else list(_unfit(calls, len(comm.ranks)))
             if unfit:
                 return self._unfit_finding(case, comm, seq, calls, unfit)
         return None

@@ -83,7 +83,7 @@ class Stalled:
         seen = {one.comm.key for one in case.survived}  # equal numbers are no equal calls there
         for head in _heads(case):
             comm = case.run.communicators[head.comm]
-            if comm.key in seen or len(comm.ranks) < 2:
+            if comm.key in seen or len(comm.ranks) < 2 or comm.is_partial:
                 continue
             seen.add(comm.key)
             found = case.waits.left_behind(comm)
@@ -260,7 +260,7 @@ class Stalled:
         seen = set()
         for call in _heads(case):
             comm = case.run.communicators[call.comm]
-            if comm.key in seen or len(comm.ranks) < 2:
+            if comm.key in seen or len(comm.ranks) < 2 or comm.is_partial:
                 continue
             seen.add(comm.key)
             if any(rank in behind or rank in case.waits.pending_calls for rank in comm.ranks):

@@ -94,8 +94,11 @@ def sender_of(call: Call, comm: Communicator) -> int | None:
 
 
 def peer_of(call: Call, comm: Communicator) -> int | None:
-    """Return the global rank of a transfer's other side; None for a receive from any rank."""
-    known = call.peer is not None and 0 <= call.peer < len(comm.ranks)
+    """Return the global rank of a transfer's other side; None for a receive from any rank.
+
+    None, too, where not all members are known: the peer is a number among all.
+    """
+    known = call.peer is not None and 0 <= call.peer < len(comm.ranks) and not comm.is_partial
     return comm.ranks[call.peer] if known and call.peer is not None else None
 
 

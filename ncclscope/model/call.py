@@ -47,6 +47,8 @@ class Communicator:
         size: Number of members according to NCCL; 0 where it is not known.
         part: Common name of communicators with the same role in other replicas, where the role
             was inferred from numbers and members; empty where the label shows it.
+        is_partial: Whether other ranks may be members, too: the input names none, and those are
+            known that posted calls.
     """
 
     key: str
@@ -58,6 +60,7 @@ class Communicator:
     timeout: int = field(default=0, compare=False)
     hash: str = field(default="", compare=False)
     size: int = field(default=0, compare=False)
+    is_partial: bool = field(default=False, compare=False)
 
     @property
     def kind(self) -> str:

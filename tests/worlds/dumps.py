@@ -7,6 +7,7 @@ process ended, nor what it does outside of calls.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,8 @@ def write(world: World, outcome: Outcome, directory: Path, kind: str) -> None:
         backend=world.backend,
         keep=world.loss.keeps or None,
         no_dump=no_dump,
-        timing=True,
+        timing=_draw(world, "timing"),
+        timed_out=outcome.final and _draw(world, "timed out"),
     )
     posted = [[_posted(workload, rank, each) for each in calls] for rank, calls in _calls(outcome)]
     for calls in posted:
@@ -62,6 +64,11 @@ def write(world: World, outcome: Outcome, directory: Path, kind: str) -> None:
         if first is not None:
             first.running = True
     write_dumps(workload, History(posted, list(outcome.last_seen_ns), {}), directory, kind)
+
+
+def _draw(world: World, what: str) -> bool:
+    """Return whether half of all dumps have something, of which this world's are."""
+    return random.Random(f"{world.seed}/{what}").random() < 0.5
 
 
 def labelled(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -249,9 +249,10 @@ def _awaited_by_members(
 ) -> set[int]:
     """Return the members that have not come to a collective, or are in an earlier call."""
     comm = case.run.communicators[call.comm]
+    members = {*members_of(comm, call), *(case.run.missing if comm.is_partial else ())}
     return {
         member
-        for member in members_of(comm, call)
+        for member in members
         if member != number and not _came(case.run.by_rank.get(member), call, heads.get(member, ()))
     }
 

@@ -482,7 +482,7 @@ class Waits:
             members = recorded or self._ranks.keys()
             logs = [self._ranks[member].logs for member in members if member in self._ranks]
             known = [own[key].calls for own in logs if key in own]
-            silent = len(known) < len(recorded)
+            silent = len(known) < len(recorded) or comm.is_partial
             least = self._least[key] = 0 if silent else min(known, default=0)
         return least
 

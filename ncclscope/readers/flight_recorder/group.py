@@ -141,7 +141,7 @@ def tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
     ):
         return True
     return any(
-        entry.retired or entry.state is State.COMPLETED
+        entry.retired or entry.state is not State.SCHEDULED
         for held in groups.values()
         for entry in held.calls
     )

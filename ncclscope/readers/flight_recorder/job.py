@@ -19,6 +19,7 @@ from ncclscope.model.ties import grouped
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.readers.flight_recorder.group import Group, Held
 from ncclscope.readers.flight_recorder.log import DumpLog, LazyCalls
+from ncclscope.readers.flight_recorder.members import Known, are_partial, infer
 from ncclscope.readers.flight_recorder.reader import Dump
 
 _WORLD = "default_pg"
@@ -35,6 +36,7 @@ class _Comm:
     held: dict[int, Held] = field(default_factory=dict)
     whole: dict[int, bool] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
+    is_partial: bool = False
 
     @property
     def p2p(self) -> bool:
@@ -86,12 +88,14 @@ def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
     by_rank = _by_rank(dumps, notes)
     comms = _comms(by_rank)
     world = _world(by_rank, comms.values())
-    for comm in comms.values():
-        comm.ranks = comm.group.ranks or _inferred(comm, world, by_rank)
+    _set_members(comms.values(), world, by_rank)
     logs = _logs(by_rank, comms)
     found = [
         _rank(number, own, logs[number], comms, world) for number, own in sorted(by_rank.items())
     ]
+    # A rank whose first call has not completed has the same recorder as its peers.
+    if any(rank.details["tells"] for rank in found):
+        found = [replace(rank, details={**rank.details, "tells": True}) for rank in found]
     if not _is_sized(by_rank, comms.values()):
         found = [replace(rank, details={**rank.details, "unsized": True}) for rank in found]
     return others + found
@@ -173,23 +177,30 @@ def _is_world(group: Group) -> bool:
     return group.desc == _WORLD or group.name == _WORLD
 
 
-def _inferred(comm: _Comm, world: int, by_rank: Mapping[int, Sequence[Rank]]) -> tuple[int, ...]:
-    """Return the members of a group that no dump describes: the ranks with entries of it.
-
-    Ranks without a dump are added if the group's size shows that exactly they are missing.
+def _set_members(
+    comms: Iterable[_Comm], world: int, by_rank: Mapping[int, Sequence[Rank]]
+) -> None:
+    """Set the members of all groups, those that no dump describes as far as they are known.
 
     Args:
-        comm: The group.
+        comms: The groups.
         world: Number of ranks of the job.
         by_rank: Dumps by rank.
     """
-    if _is_world(comm.group):
-        return tuple(range(world))
-    members = set(comm.held)
     absent = set(range(world)) - by_rank.keys()
-    if absent and len(members) + len(absent) == comm.size:
-        members |= absent
-    return tuple(sorted(members))
+    alike: dict[tuple[str, str], list[_Comm]] = {}
+    for comm in comms:
+        if comm.group.ranks or _is_world(comm.group):
+            comm.ranks = comm.group.ranks or tuple(range(world))
+        else:
+            name = comm.group.name if comm.group.desc in _NAMELESS else ""
+            alike.setdefault((comm.group.desc, name), []).append(comm)
+    for same in alike.values():
+        known = [Known(frozenset(comm.held), comm.size) for comm in same]
+        members = infer(known, world, absent)
+        partial = are_partial(known, members, world)
+        for comm, ranks, is_partial in zip(same, members, partial, strict=True):
+            comm.ranks, comm.is_partial = ranks, is_partial
 
 
 def _logs(
@@ -208,9 +219,15 @@ def _logs(
             and not any(held.calls or held.sent for held in comm.held.values())
         ):
             continue  # no rank kept a call, and all made the same number
-        communicator = Communicator(comm.key, labels[comm.group], comm.ranks, comm.group.backend)
+        communicator = Communicator(
+            comm.key,
+            labels[comm.group],
+            comm.ranks,
+            comm.group.backend,
+            is_partial=comm.is_partial,
+        )
         tells = _tells(comm)
-        sure = min(counts)
+        sure = 0 if comm.is_partial else min(counts)
         if len(members) < len(comm.ranks) and any(
             held.calls and not held.calls[-1].retired and held.calls[-1].seq <= sure
             for held in comm.held.values()

@@ -149,8 +149,13 @@ class Played:
         return self.waiting & self.after.waiting.keys() - goes_on
 
     def missing(self) -> frozenset[int]:
-        """Return the ranks whose repair releases the rest, each of them needed; else none."""
+        """Return the ranks whose repair releases the rest, each of them needed; else none.
+
+        None, too, where one of them waits for something that is not seen.
+        """
         ends = self.after.sinks - self.free
+        if ends & self.after.obscure:
+            return frozenset()
         needed = all(self.held(*ends - {one}) for one in ends)
         return ends if ends and needed and not self.held(*ends) else frozenset()
 

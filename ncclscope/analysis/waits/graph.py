@@ -152,18 +152,27 @@ def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) ->
             behind = np.asarray(log.positions(start, log.calls + 1)) > head.position
             threads = log.threads(start, log.calls + 1)
             behind &= np.array([is_one_thread(head.thread, one) for one in threads], bool)
-            if not behind.any():
-                continue
-            seq = start + int(behind.argmax())
+            pending_behind = (
+                start + int(place)
+                for place in np.flatnonzero(behind)
+                if log.call(start + int(place)).state is not State.COMPLETED
+            )
+            seq = next(pending_behind, None)
+            if seq is None:
+                continue  # it ran on another stream
             for peer in comm.ranks:
                 theirs = case.run.by_rank[peer].logs.get(key) if peer in case.run.by_rank else None
                 if theirs is None or not theirs.first <= seq <= theirs.calls:
                     continue
                 held = theirs.call(seq)
+                if held.state is State.COMPLETED:
+                    continue
                 if peer != number and _put_first(heads, peer, held):
                     pending.append((peer, held))
         for call, peer, answer in transfers.get(number, ()):
-            if holds_up(head, call) and answer is not None and _put_first(heads, peer, answer):
+            if answer is None or State.COMPLETED in (call.state, answer.state):
+                continue
+            if holds_up(head, call) and _put_first(heads, peer, answer):
                 others = [
                     half
                     for half in halves.get(peer, ())

@@ -210,6 +210,7 @@ def _logs(
     logs: dict[int, tuple[dict[str, CallLog], dict[str, LazyCalls]]] = {
         number: ({}, {}) for number in by_rank
     }
+    newest = {number: _newest(own) for number, own in by_rank.items()}
     for comm in comms.values():
         members = [number for number in comm.ranks if number in by_rank]
         made = {number: comm.calls(number) for number in members}
@@ -242,7 +243,7 @@ def _logs(
                 communicator,
                 held.calls,
                 max(counts) if count is None else count,
-                done=0 if tells else max(sure, _passed(held.calls)),
+                done=0 if tells else max(sure, _passed(held.calls, newest[number])),
                 by_time=by_time,
             )
             if held.sent:
@@ -261,10 +262,24 @@ def _tells(comm: _Comm) -> bool:
     )
 
 
-def _passed(entries: Sequence[Entry]) -> int:
-    """Return the last call that a rank certainly completed: it retired a later one."""
-    last = next((entry.seq for entry in reversed(entries) if entry.retired), 1)
-    return last - 1
+def _passed(entries: Sequence[Entry], newest: int) -> int:
+    """Return the last call that a rank certainly completed: it retired it, and went on.
+
+    Args:
+        entries: Its calls on a group.
+        newest: Position of its last call on any group.
+    """
+    last = next((entry for entry in reversed(entries) if entry.retired), None)
+    if last is None:
+        return 0
+    return last.seq if last.position < newest else last.seq - 1
+
+
+def _newest(own: Sequence[Rank]) -> int:
+    """Return the position of the last call in a rank's only dump; -1 where it left several."""
+    held = [held for rank in own for held in _dump(rank).groups.values()]
+    last = [entries[-1].position for one in held for entries in (one.calls, one.sent) if entries]
+    return max(last, default=-1) if len(own) == 1 else -1
 
 
 def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:

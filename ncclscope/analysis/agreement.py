@@ -116,6 +116,12 @@ def judge_agreement(
             f"and {ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have "
             f"joined.",
         )
+    if inside := _left_open(case):
+        return Agreement(
+            "unknown",
+            f"{sentence(ranks_text(inside))} {verb(inside, 'have')} calls that are not known to "
+            f"have completed, long after the last one. {_agree(case)}",
+        )
     if failure := failure_of(case):
         return Agreement("unknown", f"{failure} {_agree(case)}")
     if case.uncompared and not all(rank.exited for rank in run.ranks):
@@ -295,6 +301,15 @@ def _times(rank: Rank) -> Iterator[int]:
     for call in (rank.last_call(), *rank.last_transfers().values()):
         if call is not None and call.time_ns:
             yield call.time_ns
+
+
+def _left_open(case: Case) -> list[int]:
+    """Return the ranks whose dumps, written long after their last call, do not show its end."""
+    return [
+        rank.rank
+        for rank in case.run.ranks
+        if rank.details.get("dumped") and rank.rank in case.waits.heads
+    ]
 
 
 def _exited(run: Run, number: int) -> bool:

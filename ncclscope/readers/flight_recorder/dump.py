@@ -167,7 +167,9 @@ class DumpBuilder:
         overdue = {group: self._overdue(held) for group, held in self._groups.items()}
         return Dump(
             groups=self._groups,
-            whole=_record(entries, 0) == 0 and _record(entries, -1) == len(entries) - 1,
+            whole=_is_whole(entries) or not (
+                entries or any(held.enqueued for held in self._groups.values())
+            ),
             newest_ns=newest_ns,
             pace_ns=max((after - before for before, after in pairwise(times)), default=0),
             overdue={group: entries for group, entries in overdue.items() if entries},
@@ -205,6 +207,10 @@ def _record(entries: Sequence[Any], place: int) -> int | None:
     """Return the number that the recorder gave to an entry."""
     entry = entries[place] if entries else None
     return integer(entry.get("record_id")) if isinstance(entry, dict) else None
+
+
+def _is_whole(entries: Sequence[Any]) -> bool:
+    return _record(entries, 0) == 0 and _record(entries, -1) == len(entries) - 1
 
 
 def _in_a_row(entries: list[Entry]) -> list[Entry]:

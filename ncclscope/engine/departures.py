@@ -36,6 +36,9 @@ RARELY = 4
 class Departure:
     """Where a rank departs from its rounds.
 
+    Where it posted one call of the round on another communicator, or to another peer, the expected
+    call is left out and the other one is extra.
+
     Attributes:
         rank: Global rank.
         call: The first call that it posted instead of the expected one.
@@ -49,10 +52,16 @@ class Departure:
     extra: tuple[Call, ...] = ()
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether one call went to another communicator, or to another peer."""
+        return bool(self.left_out and self.extra)
+
+    @property
     def likeness(self) -> Hashable:
         """What ranks have in common that depart in the same way, each in groups of its own."""
         edited = self.left_out or self.extra
-        return bool(self.left_out), *((one.op, one.site, one.user_site) for one in edited)
+        way = bool(self.left_out), bool(self.extra)
+        return *way, *((one.op, one.site, one.user_site) for one in edited)
 
 
 def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
@@ -163,7 +172,29 @@ def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
         if (edit := _edit_at(keys, place)) is not None:
             left_out, extra = (tuple(calls[start:stop]) for start, stop in edit)
             return Departure(number, calls[place], left_out, extra)
+        if (expected := _replaced_at(keys, place)) is not None and _differ_in_target(
+            calls[expected], calls[place]
+        ):
+            return Departure(number, calls[place], (calls[expected],), (calls[place],))
     return None
+
+
+def _replaced_at(keys: Sequence[Hashable], place: int) -> int | None:
+    """Return the place of the call that a round before has in place of one that is new to it."""
+    length, equal = _round(keys, place)
+    if not _is_rhythm(keys, place, length, equal) or keys[place] == keys[place - length]:
+        return None
+    loop = keys[place - length : place]
+    if _has_followed(keys, place, loop) or not _agree(keys[place + 1 :], [*loop[1:], *loop]):
+        return None
+    return place - length
+
+
+def _differ_in_target(expected: Call, posted: Call) -> bool:
+    """Return whether two calls of one line differ in their communicator or peer, and only there."""
+    lines = [(one.op, one.dtype, one.site, one.user_site) for one in (expected, posted)]
+    targets = [(one.comm, one.peer) for one in (expected, posted)]
+    return lines[0] == lines[1] and targets[0] != targets[1] and expected.site is not None
 
 
 def _edit_at(

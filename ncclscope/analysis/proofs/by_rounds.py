@@ -26,6 +26,7 @@ from ncclscope.engine.departures import Departure, departures, keeps_to_rounds
 from ncclscope.engine.graph import WaitGraph
 from ncclscope.engine.repair import MOST_RANKS, Change
 from ncclscope.model import Call, Finding
+from ncclscope.model.activities import RAISED
 from ncclscope.model.log import made_before
 from ncclscope.model.signature import P2P_OPS
 
@@ -57,8 +58,10 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     kept = [one for one in causes if _is_kept(case, graph, one, found)]
     named = {rank for one in kept for rank in one.diverging_ranks}
     new = [one for rank, one in found.items() if rank not in named]
-    if not named <= found.keys() or not new or _held(case, graph, kept, found):
+    if not named <= found.keys() or not new:
         return list(findings)
+    if _held(case, graph, kept, found):
+        return [_or_departed(one, found) if one in causes else one for one in findings]
     follows = [
         as_consequence(one)
         if one.role == "cause" and not any(one is other for other in kept)
@@ -70,6 +73,19 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     for one in new:
         alike.setdefault(one.likeness, []).append(one)
     return [*(_finding(case, some, _like(some[0], dropped)) for some in alike.values()), *follows]
+
+
+def _or_departed(finding: Finding, found: Mapping[int, Departure]) -> Finding:
+    """Return a finding on ranks that keep to their rounds, as open where others depart from theirs.
+
+    Neither the repair of these nor that of those is known to be the only one.
+    """
+    if finding.kind not in _WAITS or not finding.diverging_ranks:
+        return finding
+    departed = sorted(found)
+    undecided = finding.undecided(sorted({*finding.diverging_ranks, *departed}))
+    doubt = f"{ranks_text(departed)} departed from the rounds before: that may be the cause"
+    return replace(undecided, inferred=(*undecided.inferred, doubt))
 
 
 def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict[int, Departure]:
@@ -125,12 +141,25 @@ def _is_kept(
     """
     ranks = {*finding.diverging_ranks}
     if departed := [one for rank, one in found.items() if rank in ranks]:
+        if finding.odd is None:
+            return False  # it names no call of the rank, and a departure does
         more = all(len(one.left_out) > max(1, finding.extent) for one in departed)
+        if finding.kind == "extra_call":
+            # A call too many explains as much, unless an exception explains those left out.
+            return not (more and all(_raised_before(case, one) for one in departed))
         return finding.kind != "not_joined" and not (finding.kind == "missing_call" and more)
     if finding.kind not in _WAITS:
         return bool(ranks)
     waiting = [case.run.by_rank[rank] for rank in ranks & graph.waiting.keys()]
     return bool(ranks) and not (len(waiting) == len(ranks) and all(map(keeps_to_rounds, waiting)))
+
+
+def _raised_before(case: Case, one: Departure) -> bool:
+    """Return whether a rank noted an exception within the round in which it left out calls."""
+    activity = case.run.by_rank[one.rank].activities.get(RAISED)
+    if activity is None or not one.left_out:
+        return False
+    return (one.left_out[0].time_ns or 0) < activity.since_ns <= (one.call.time_ns or 0)
 
 
 def _like(one: Departure, causes: Sequence[Finding]) -> Finding:
@@ -156,18 +185,18 @@ def _held(
 def repair_of_departure(case: Case, one: Departure) -> tuple[Change, ...]:
     """Return how the calls of a rank become those of its rounds; transfers are as recorded."""
     changes = []
-    edited = one.left_out or one.extra
-    for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
-        peers = [rank for rank in case.run.members(key) if rank.rank != one.rank]
-        if not peers:
-            continue
-        like = max(peers, key=lambda rank: rank.logs[key].calls)
-        count = sum(call.comm == key for call in edited)
-        place = _next_on(case, one, key)
-        if one.extra:
-            changes.append(Change(key, place, count, 0, like.rank, place))
-        elif (more := min(count, like.logs[key].calls + 1 - place)) > 0:
-            changes.append(Change(key, place, 0, more, like.rank, place))
+    for edited in (one.left_out, one.extra):
+        for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
+            peers = [rank for rank in case.run.members(key) if rank.rank != one.rank]
+            if not peers:
+                continue
+            like = max(peers, key=lambda rank: rank.logs[key].calls)
+            count = sum(call.comm == key for call in edited)
+            place = _next_on(case, one, key)
+            if edited is one.extra:
+                changes.append(Change(key, place, count, 0, like.rank, place))
+            elif (more := min(count, like.logs[key].calls + 1 - place)) > 0:
+                changes.append(Change(key, place, 0, more, like.rank, place))
     return tuple(changes)
 
 
@@ -191,6 +220,8 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
     each = "" if len(ranks) == 1 else "each "
     begins = "" if len(ranks) == 1 else f"rank {one.rank} "
     instead = f"{call_text(one.call)} on {comm_text(came)}{site_text(one.call)}"
+    if one.is_replaced:
+        return _replaced(case, departed, instead_of)
     if one.left_out:
         did, times = f"left out {count}", ""
         then = f"came to {instead}"
@@ -225,6 +256,36 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         ),
         extent=len(edited),
         round=one.left_out,
+        hangs=instead_of.hangs,
+    )
+
+
+def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Finding:
+    """Return a finding about ranks that posted a call elsewhere than in each round before."""
+    one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
+    expected, posted = one.left_out[0], one.call
+    is_transfer = posted.op in P2P_OPS
+    before, now = (case.run.communicators[call.comm] for call in (expected, posted))
+    each = "" if len(ranks) == 1 else "each "
+    return Finding(
+        kind="p2p_mismatch" if is_transfer else "comm_swap",
+        summary=(
+            f"{subject_of(case, ranks)} {each}posted {call_text(posted)} on {comm_text(now)}"
+            f"{site_text(posted)}; in each round before, that line posted "
+            f"{call_text(expected)} on {comm_text(before)}."
+        ),
+        comm=now,
+        seq=None if is_transfer else posted.seq,
+        diverging_ranks=ranks,
+        odd=posted,
+        odd_is="call",
+        peers=None if is_transfer else _first_posted(case, one, ranks),
+        confidence="likely",
+        role="cause",
+        analyzer="accounting",
+        evidence=instead_of.evidence,
+        inferred=(f"rank {one.rank} kept to its rounds up to there",),
+        extent=1,
         hangs=instead_of.hangs,
     )
 

@@ -167,9 +167,8 @@ class DumpBuilder:
         overdue = {group: self._overdue(held) for group, held in self._groups.items()}
         return Dump(
             groups=self._groups,
-            whole=_is_whole(entries) or not (
-                entries or any(held.enqueued for held in self._groups.values())
-            ),
+            whole=_is_whole(entries)
+            or not (entries or any(held.enqueued for held in self._groups.values())),
             newest_ns=newest_ns,
             pace_ns=max((after - before for before, after in pairwise(times)), default=0),
             overdue={group: entries for group, entries in overdue.items() if entries},

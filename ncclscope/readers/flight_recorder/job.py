@@ -177,9 +177,7 @@ def _is_world(group: Group) -> bool:
     return group.desc == _WORLD or group.name == _WORLD
 
 
-def _set_members(
-    comms: Iterable[_Comm], world: int, by_rank: Mapping[int, Sequence[Rank]]
-) -> None:
+def _set_members(comms: Iterable[_Comm], world: int, by_rank: Mapping[int, Sequence[Rank]]) -> None:
     """Set the members of all groups, those that no dump describes as far as they are known.
 
     Args:

@@ -62,7 +62,10 @@ def are_partial(sisters: Sequence[Known], members: Sequence[Members], world: int
     sizes = {len(own) for own in members}
     everybody = sorted(rank for own in members for rank in own)
     if len(sizes) == 1 and everybody == list(range(world)) and len(members) > 1:
-        return [bool(one.size) and not one.is_whole(own) for one, own in zip(sisters, members, strict=True)]
+        return [
+            bool(one.size) and not one.is_whole(own)
+            for one, own in zip(sisters, members, strict=True)
+        ]
     return [not one.is_whole(own) for one, own in zip(sisters, members, strict=True)]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from ncclscope.model import Finding
+from ncclscope.model.activities import RAISED
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -224,3 +227,88 @@ def test_rounds_of_changing_length_are_no_evidence(cluster_of: ClusterOf) -> Non
     post(cluster, [2], REPLICAS, GRADIENTS, done=False)
 
     assert all(3 not in ranks for _, ranks, _ in causes(cluster))
+
+
+# --- a call of the round on another communicator, or to another peer ------------------------------
+
+
+def shards(cluster: Cluster, *, odd: int | None = None) -> None:
+    """Post a step with one call on each group; `odd` posts the second one on the first's group."""
+    others = [rank for rank in cluster.everybody if rank != odd]
+    post(cluster, range(4), PAIRS, LAYER)
+    post(cluster, others, REPLICAS, GRADIENTS, done=odd is None)
+    if odd is not None:
+        post(cluster, [odd], PAIRS, GRADIENTS, done=False)
+
+
+def test_a_call_on_another_group_than_in_each_round_before_is_the_cause(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    for _ in range(6):
+        shards(cluster)
+        cluster.post(range(4), "world", "all_gather", site=STEP)
+    shards(cluster, odd=2)
+    cluster.post([3], "world", "all_gather", site=STEP, done=False)
+
+    assert causes(cluster) == [("comm_swap", (2,), "likely")]
+    found = cluster.verdict().cause
+    assert found is not None
+    assert found.odd is not None
+    assert (found.odd.site, found.comm and found.comm.label) == (GRADIENTS, "tp:2")
+
+
+HALO, NEXT = "halo.py:9 exchange", "halo.py:12 step"
+
+
+def halo(cluster: Cluster, *, odd: int | None = None) -> None:
+    """Send to the next rank of a ring and receive from the one before; `odd` sends to rank 1."""
+    size = len(cluster.everybody)
+    for rank in cluster.everybody:
+        peer = 1 if rank == odd else (rank + 1) % size
+        cluster.post([rank], "world", "send", peer=peer, site=HALO, done=odd is None)
+    for rank in cluster.everybody:
+        if odd is None or rank not in (odd, 1):
+            before = (rank - 1) % size
+            cluster.post([rank], "world", "recv", peer=before, site=NEXT, done=odd is None)
+
+
+def test_a_send_to_another_peer_than_in_each_round_before_is_the_cause(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(5)
+    for _ in range(8):
+        halo(cluster)
+    halo(cluster, odd=3)
+
+    assert causes(cluster) == [("p2p_mismatch", (3,), "likely")]
+    found = cluster.verdict().cause
+    assert found is not None
+    assert found.odd is not None
+    assert (found.odd.op, found.odd.peer) == ("send", 1)
+
+
+def batch(cluster: Cluster, ranks: Sequence[int]) -> None:
+    """Post an object's broadcast: its size, then its bytes."""
+    for shape, dtype in (((1,), "int64"), ((80,), "uint8")):
+        cluster.post(ranks, "world", "broadcast", root=0, site=STEP, shape=shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_an_exception_explains_calls_left_out_better_than_a_call_too_many(
+    cluster_of: ClusterOf, raised: bool
+) -> None:
+    cluster = cluster_of(4)
+    for size in (1, 4, 2, 3, 1, 4, 2):
+        batch(cluster, range(4))
+        for _ in range(6):
+            cluster.post(range(4), "world", shape=(size, 16), site=LAYER)
+    batch(cluster, range(4))
+    if raised:
+        cluster.tracers[2].activity(RAISED).begin("KeyError at train.py:6 forward")
+    cluster.post([0, 1, 3], "world", shape=(3, 16), site=LAYER, done=False)
+    shape = {"shape": (1,), "dtype": "int64"}
+    cluster.post([2], "world", "broadcast", root=0, site=STEP, done=False, **shape)
+
+    kind = "missing_call" if raised else "extra_call"
+    assert [(one, ranks) for one, ranks, _ in causes(cluster)] == [(kind, (2,))]

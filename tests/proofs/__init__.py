@@ -1,0 +1,1 @@
+"""Proofs of verdicts, verified without the code that makes them."""

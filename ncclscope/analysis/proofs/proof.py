@@ -8,7 +8,7 @@ expect. Then the job is judged again, as if these were its records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclscope.analysis.case import Case
@@ -34,6 +34,7 @@ class Proof:
         missing: Further ranks that never came: with theirs, the repair releases all that waits,
             and without one of them it does not.
         unexplained: Ranks that ended, or were stopped, by themselves, without the rival.
+        comes: Changed ranks of which it is supposed that they come to what else their peers expect.
     """
 
     ranks: tuple[int, ...]
@@ -43,6 +44,7 @@ class Proof:
     rival: tuple[int, int] | None
     unexplained: tuple[int, ...]
     missing: frozenset[int] = frozenset()
+    comes: frozenset[int] = frozenset()
 
     @property
     def is_whole(self) -> bool:
@@ -61,7 +63,12 @@ class Proof:
             {"rank": rank, **one.to_dict()} for rank, some in self.changes.items() for one in some
         ]
         return {
-            "repair": {"kind": kind, "ranks": list(self.ranks), "calls": calls},
+            "repair": {
+                "kind": kind,
+                "ranks": list(self.ranks),
+                "calls": calls,
+                "comes": sorted(self.comes),
+            },
             "releases": of - len(self.held),
             "of": of,
             "rival": None
@@ -124,6 +131,7 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
         rival=rival,
         unexplained=tuple(sorted(left)),
         missing=played.missing() & graph.sinks if still else frozenset(),
+        comes=played.coming,
     )
 
 
@@ -186,10 +194,11 @@ def play(
     # Who ended in the hang would have gone on without it.
     free = (waiting | changes.keys()) - after.waiting.keys() | (ranks - changes.keys())
     free |= graph.gone - graph.abnormal
+    played = Played(waiting, after, free, frozenset())
     # Calls left out, or posted too many, on one communicator go with those on others.
-    more = [rank for rank, some in changes.items() if sum(one.drop - one.add for one in some) > 0]
-    less = [rank for rank, some in changes.items() if sum(one.add - one.drop for one in some) > 0]
-    return Played(waiting, after, free.union(more), frozenset(less))
+    uneven = (rank for rank, some in changes.items() if sum(one.add - one.drop for one in some))
+    supposed = replace(played, coming=frozenset(uneven))
+    return supposed if supposed.held() < played.held() else played
 
 
 def repair_of(case: Case, differences: Iterable[Difference]) -> dict[int, tuple[Change, ...]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import unrecorded_kinds
+from ncclscope.analysis.sequences.align import Divergence
 from ncclscope.analysis.table import peer_of
 from ncclscope.analysis.waits.completion import PENDING
 from ncclscope.analysis.waits.endings import ended_by_peers, failed, interrupted_after
@@ -45,12 +47,18 @@ def wait_graph(case: Case) -> WaitGraph:
     unseen.update(
         set().union(*(comm.ranks for comm in run.communicators.values())) - {*run.by_rank}
     )
-    unfit = [Unfit(one.comm.key, one.seq, tuple(one.groups)) for one in case.divergences]
+    unfit = [
+        Unfit(one.comm.key, one.seq, tuple(one.groups))
+        for one in case.divergences
+        if _blocks(case, one)
+    ]
     halves = _halves(case, unseen)
     heads = {**case.waits.heads_by_thread}
     for one in unfit:
         for number in (number for side in one.sides for number in side):
-            _put_first(heads, number, case.logs(one.comm)[number].call(one.seq))
+            call = case.logs(one.comm)[number].call(one.seq)
+            if call.state is not State.COMPLETED:
+                _put_first(heads, number, call)
     for number, own in halves.items():
         for call in first_of_threads(half[0] for half in own):
             _put_first(heads, number, call)
@@ -85,6 +93,15 @@ def wait_graph(case: Case) -> WaitGraph:
         if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
     ]
     return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
+
+
+def _blocks(case: Case, divergence: Divergence) -> bool:
+    """Return whether calls that differ hold their ranks up.
+
+    Ranks that reduce in different ways get wrong data, and go on.
+    """
+    calls = (case.logs(divergence.comm.key)[side[0]] for side in divergence.groups)
+    return len({replace(log.call(divergence.seq), redop=None).sign() for log in calls}) > 1
 
 
 def _vanished(case: Case, waiting: Collection[int]) -> frozenset[int]:

@@ -391,7 +391,7 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
 
 
 def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings whose causes have their proof, and are certain only if it is whole."""
+    """Return findings whose causes have their proof, and are certain only if it is the only one."""
     causes = [one for one in findings if one.role == "cause"]
     proof = prove(case, graph, causes)
     if proof is not None and proof.changes and proof.missing and case.stalled:
@@ -400,7 +400,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         proof = prove(case, graph, causes) or proof
     if proof is None:
         return list(findings)
-    lines = [f"{proof}"]
+    lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
     if proof.held:
         held = sorted(proof.held)
         lines.append(f"{ranks_text(held)} would still wait: something else is wrong, too")
@@ -408,10 +408,10 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         replace(
             one,
             proof=proof.to_dict(one.kind),
-            confidence="likely" if proof.held and one.confidence == "certain" else one.confidence,
+            confidence="likely" if one.confidence == "certain" and not sure else one.confidence,
             inferred=(*one.inferred, *lines),
         )
-        if one.role == "cause"
+        if one.role == "cause" and not one.survived
         else one
         for one in findings
     ]

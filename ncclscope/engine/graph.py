@@ -20,6 +20,7 @@ from functools import cached_property
 from itertools import combinations
 
 from ncclscope.model import Call
+from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import is_any_thread
 
 
@@ -219,7 +220,7 @@ class WaitGraph:
         Args:
             ranks: The ranks that it is to be no one of.
         """
-        others = [rank for rank in self._candidates(1) if rank not in ranks]
+        others = [rank for rank in self._candidates(1 + len(ranks)) if rank not in ranks]
         counts = [(len(self.released({rank})), rank) for rank in others]
         most, rank = max(counts, key=lambda one: (one[0], -one[1]), default=(0, -1))
         return None if rank < 0 else (rank, most)
@@ -260,7 +261,8 @@ class WaitGraph:
         return places, by, sides, rank in self.abnormal
 
     def _fits(self, call: Call, repaired: Collection[int]) -> bool:
-        return all(
+        # Transfers have numbers of their own; one in which a thread waits comes before its next call.
+        return call.op in P2P_OPS or all(
             one.seq > call.seq or one.fits_without(repaired)
             for one in self._unfit_of.get(call.comm, ())
         )

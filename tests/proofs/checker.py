@@ -106,10 +106,11 @@ def check(run: Run, cause: Mapping[str, Any]) -> list[str]:
         for rank in job.posts
         if rank not in named
     }
+    whole = [rank for rank in rivals if not _held(job, play, frozenset({rank}), whole=True)]
     ends = {rank: _ended(run, play, rank) for rank in rivals}
     wrong += _against(proof, rivals, len(waits), ends)
     if cause["confidence"] == "certain":
-        as_cheap = [rank for rank, some in rivals.items() if some == len(waits) and not ends[rank]]
+        as_cheap = [rank for rank in whole if not ends[rank]]
         if held[0]:
             wrong.append(f"it is certain, and leaves {held[0]} waiting")
         if as_cheap and not proof["rival_against"]:
@@ -154,7 +155,8 @@ def _gone(run: Run) -> frozenset[int]:
     seen = {rank.rank: rank.last_seen_ns for rank in run.ranks if rank.last_seen_ns is not None}
     newest = max(seen.values(), default=0)
     others = [str(rank.details.get("ended_with")) for rank in run.ranks if rank.rank not in silent]
-    if len(silent) == 1 and others and all(map(_LOST.search, others)):
+    whole = len(run.ranks) == run.expected
+    if whole and len(silent) == 1 and others and all(map(_LOST.search, others)):
         return frozenset(silent)
     return frozenset(one for one in silent if newest - seen.get(one, newest) >= _GONE_NS)
 

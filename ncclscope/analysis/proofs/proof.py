@@ -13,8 +13,9 @@ from typing import Any
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.swaps import Swap
 from ncclscope.analysis.waits.graph import wait_graph
-from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.engine.graph import WaitGraph
 from ncclscope.engine.repair import Change, repaired
 from ncclscope.model import Finding
@@ -35,6 +36,7 @@ class Proof:
             and without one of them it does not.
         unexplained: Ranks that ended, or were stopped, by themselves, without the rival.
         comes: Changed ranks of which it is supposed that they come to what else their peers expect.
+        against: What speaks against a rival that releases as much, besides the ends.
     """
 
     ranks: tuple[int, ...]
@@ -45,11 +47,18 @@ class Proof:
     unexplained: tuple[int, ...]
     missing: frozenset[int] = frozenset()
     comes: frozenset[int] = frozenset()
+    against: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether the repair accounts for all that waits."""
         return not self.held
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether something speaks against each other rank."""
+        weaker = self.rival is None or self.rival[1] < len(self.waiting)
+        return weaker or bool(self.unexplained or self.against)
 
     def to_dict(self, kind: str) -> dict[str, Any]:
         """Return the proof as JSON has it, for a cause of a kind."""
@@ -59,6 +68,7 @@ class Proof:
             against.append(f"releases {self.rival[1]} of {of} waiting ranks")
         if self.rival is not None and self.unexplained:
             against.append(f"leaves the end of {ranks_text(self.unexplained)} unexplained")
+        against += self.against
         calls = [
             {"rank": rank, **one.to_dict()} for rank, some in self.changes.items() for one in some
         ]
@@ -107,15 +117,22 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
         None where no rank is known to wait, and where a cause names no rank. Where the calls in
         question cannot be played again, their ranks are supposed to behave as their peers expect.
     """
+    causes = [one for one in causes if not one.survived]
     ranks = frozenset(rank for one in causes for rank in one.diverging_ranks)
     if not graph.waiting or not ranks or not all(one.diverging_ranks for one in causes):
         return None
     changes = repair_of(case, [one for one in case.differences if ranks.issuperset(one.odd)])
-    for swap in case.swaps:
+    swapped = {rank for one in causes if one.kind == "comm_swap" for rank in one.diverging_ranks}
+    swaps = [swap for swap in case.swaps if swap.rank in swapped]
+    for swap in swaps:
         own = changes.get(swap.rank, ())
         keys = {one.comm for one in own}
-        if swap.comm.key in keys and swap.fewer.key not in keys:
-            changes[swap.rank] = (*own, *_moved(case, swap.rank, swap.fewer.key, swap.count))
+        if swap.comm.key not in keys:
+            own = (*own, *_taken_back(case, swap))
+        if swap.fewer.key not in keys:
+            own = (*own, *_moved(case, swap.rank, swap.fewer.key, swap.count))
+        if own:
+            changes[swap.rank] = own
     played = play(case, graph, ranks, changes)
     if played is None:
         changes = {}
@@ -132,7 +149,27 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
         unexplained=tuple(sorted(left)),
         missing=played.missing() & graph.sinks if still else frozenset(),
         comes=played.coming,
+        against=()
+        if rival is None or rival[1] < len(graph.waiting)
+        else tuple(_against(case, ranks, rival[0], swaps)),
     )
+
+
+def _against(case: Case, ranks: frozenset[int], rival: int, swaps: Iterable[Swap]) -> Iterator[str]:
+    """Yield what the repair of a rival leaves unexplained of the ranks that the causes name."""
+    for one in case.differences:
+        others = sorted({*one.peers} - {rival})
+        if one.odd and ranks.issuperset(one.odd) and others:
+            yield (
+                f"leaves call {one.seq} on {comm_text(one.comm)} of {ranks_text(one.odd)} unlike "
+                f"that of {ranks_text(others)}"
+            )
+    for swap in swaps:
+        if swap.missed is not None or swap.count > 1:
+            yield (
+                f"leaves unexplained that rank {swap.rank} posted on {comm_text(swap.comm)} what "
+                f"it lacks on {comm_text(swap.fewer)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -191,8 +228,9 @@ def play(
             Case(run, stall_seconds=case.stall_seconds, live_stall_seconds=case.live_stall_seconds)
         )
     waiting = frozenset(graph.waiting)
-    # Who ended in the hang would have gone on without it.
-    free = (waiting | changes.keys()) - after.waiting.keys() | (ranks - changes.keys())
+    # Who ended in the hang would have gone on without it; a thread that waited for nobody would not.
+    went_on = (waiting - graph.partly_waiting | changes.keys()) - after.waiting.keys()
+    free = went_on | (ranks - changes.keys())
     free |= graph.gone - graph.abnormal
     played = Played(waiting, after, free, frozenset())
     # Calls left out, or posted too many, on one communicator go with those on others.
@@ -232,6 +270,13 @@ def _edited(case: Case, difference: Difference) -> Iterator[Change]:
             like=like,
             start=difference.seq + edit.peer_start,
         )
+
+
+def _taken_back(case: Case, swap: Swap) -> Iterator[Change]:
+    """Yield the calls that a rank posted on the wrong communicator, ahead of its peers."""
+    peers = [one for one in swap.peers if one in case.logs(swap.comm.key)]
+    if peers:
+        yield Change(swap.comm.key, swap.seq, swap.count, 0, peers[0], swap.seq)
 
 
 def _moved(case: Case, rank: int, key: str, count: int) -> Iterator[Change]:

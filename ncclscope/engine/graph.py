@@ -261,7 +261,7 @@ class WaitGraph:
         return places, by, sides, rank in self.abnormal
 
     def _fits(self, call: Call, repaired: Collection[int]) -> bool:
-        # Transfers have numbers of their own; one in which a thread waits comes before its next call.
+        # Transfers have numbers of their own.
         return call.op in P2P_OPS or all(
             one.seq > call.seq or one.fits_without(repaired)
             for one in self._unfit_of.get(call.comm, ())

@@ -16,6 +16,7 @@ from typing import Any
 
 from ncclscope.model import Call, Rank, Run, State
 from ncclscope.model.call import DamagedCall
+from ncclscope.model.signature import VECTOR_OPS
 
 __all__ = ["Unclear", "check"]
 
@@ -32,6 +33,10 @@ Place = tuple[int, int, int]
 
 class Unclear(Exception):
     """The records do not suffice to verify a proof."""
+
+
+class _Impossible(Exception):
+    """A repair drops or copies calls that nobody posted."""
 
 
 @dataclass(eq=False)
@@ -93,7 +98,11 @@ def check(run: Run, cause: Mapping[str, Any]) -> list[str]:
     if len(waits) != of:
         wrong.append(f"ranks {sorted(waits)} wait, not {of}")
     changes, comes = proof["repair"]["calls"], frozenset(proof["repair"].get("comes", ()))
-    repaired, changed = _repaired(job, changes), frozenset(one["rank"] for one in changes)
+    changed = frozenset(one["rank"] for one in changes)
+    try:
+        repaired = _repaired(job, changes)
+    except _Impossible as reason:
+        return [*wrong, str(reason)]
     held = [
         _held(repaired, play, named - changed, changed, comes, whole=whole)
         for whole in (True, False)
@@ -189,7 +198,12 @@ def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]]) -> _Job:
         wanted = range(change["start"], change["start"] + change["add"])
         theirs = [post for post in _on(job, change["like"], key) if post.call.seq in wanted]
         if (len(dropped), len(theirs)) != (change["drop"], change["add"]):
-            raise Unclear("a repair of calls that are not recorded")
+            lost = min(
+                seq - _first(job, rank, key), change["start"] - _first(job, change["like"], key)
+            )
+            if lost < 0:
+                raise Unclear("a repair of calls that are overwritten")
+            raise _Impossible(f"rank {rank} or {change['like']} has no such calls: {change}")
         posts[rank] = [post for post in posts[rank] if post not in dropped]
         low, high = (None, *before)[-1], (*rest, None)[0]
         for number, post in enumerate(theirs, 1):
@@ -205,6 +219,12 @@ def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]]) -> _Job:
             )
             posts[rank].append(_Post(call, (place[0], place[1] or 1, number)))
     return replace(job, posts=posts)
+
+
+def _first(job: _Job, rank: int, key: str) -> int:
+    """Return the number of the first call of a rank on a communicator that is kept."""
+    log = job.run.by_rank[rank].logs.get(key)
+    return 1 if log is None else log.first
 
 
 def _on(job: _Job, rank: int, key: str) -> list[_Post]:
@@ -294,6 +314,9 @@ class _Play:
         self.pending: dict[int, list[_Post]] = {}
         self._found: dict[tuple[int, str, str, int, int], _Post] = {}
         self._threads: dict[tuple[int, str], set[int]] = {}
+        self._threads_of = {
+            rank: {post.call.thread for post in posts} for rank, posts in job.posts.items()
+        }
         for rank in job.posts:
             self._number(rank)
         moved = True
@@ -308,11 +331,16 @@ class _Play:
     def at(self, rank: int) -> list[_Post]:
         """Return the calls in which a rank's threads are; those of an NCCL group are one."""
         found: list[_Post] = []
+        held: set[int] = set()
         for post in self.pending.get(rank, ()):
             before = [one for one in found if _is_one(one.call.thread, post.call.thread)]
             group = post.call.group
             if all(group is not None and one.call.group == group for one in before):
                 found.append(post)
+            else:
+                held.add(post.call.thread)
+            if held >= self._threads_of[rank]:
+                break
         return found
 
     def unfit(self) -> set[int]:
@@ -338,7 +366,7 @@ class _Play:
             made[kind] += 1
             lost = 0 if is_transfer else run.by_rank[rank].logs[call.comm].first - 1
             post.key, post.done = (*kind, made[kind] + lost), call.state is State.COMPLETED
-            self._found[rank, *post.key] = post
+            self._found[(rank, *post.key)] = post
             self._threads.setdefault((rank, call.comm), set()).add(call.thread)
         passed: set[tuple[str, int]] = set()
         for post in reversed(own):  # NCCL carries out the calls on a communicator in order
@@ -390,7 +418,9 @@ def _fits(one: Call, other: Call) -> bool:
     if one.op in _TRANSFERS:
         pairs = [(one.dtype, other.dtype), (one.numel, other.numel)]
     else:
-        pairs = [(one.op, other.op), (one.root, other.root), (_size(one), _size(other))]
+        names = ("op", "root", "captured", *(("sizes",) if one.op in VECTOR_OPS else ()))
+        pairs = [(getattr(one, name), getattr(other, name)) for name in names]
+        pairs.append((_size(one), _size(other)))
     return all(left == right or None in (left, right) for left, right in pairs)
 
 

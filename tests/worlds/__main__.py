@@ -9,16 +9,20 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ncclscope.model import Run
+from tests.proofs.tally import Checked, examine
+from tests.proofs.tally import table as proofs_table
 from tests.worlds import exhaustive
 from tests.worlds.faults import FAULTS
-from tests.worlds.sample import HEALTHY, RECORDS, RINGS, sample, verdict_on
+from tests.worlds.sample import HEALTHY, RECORDS, RINGS, examined, sample, verdict_on
 from tests.worlds.score import causes_of, judge, table
 from tests.worlds.world import describe
 
@@ -43,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where each world's result goes")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--proofs", action="store_true", help="check the proofs of all verdicts")
     parser.add_argument("--exhaustive", action="store_true", help="all small jobs instead")
     parser.add_argument("--part", default="0/1", metavar="K/N", help="of the small jobs")
     parser.add_argument("--calls", type=int, default=4, metavar="N", help="most calls of those")
@@ -54,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show is not None:
         return show(options.seed, options.show, options.fault, options.records)
     began = time.monotonic()
-    one = partial(result, options.seed, options.fault, options.records)
+    one = partial(result, options.seed, options.fault, options.records, proofs=options.proofs)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
             results = list(pool.map(one, range(options.count), chunksize=_CHUNK))
@@ -64,6 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     print(report(results))
+    if options.proofs:
+        checked = [(each, Checked(**one)) for each in results for one in each["proofs"]]
+        print(proofs_table(one for _, one in checked))
+        refused = [(each, one) for each, one in checked if one.is_refused]
+        print(
+            *(f"world {each['world']}, {each['fault']}: {one}" for each, one in refused), sep="\n"
+        )
     print(f"{len(results)} worlds, {len(results) / seconds:.1f} a second", file=sys.stderr)
     return 0
 
@@ -84,10 +96,16 @@ def small_jobs(options: argparse.Namespace) -> int:
     return 0
 
 
-def result(seed: int, fault: str, records: str, number: int) -> dict[str, Any]:
-    """Diagnose a world, and judge the verdict."""
+def result(
+    seed: int, fault: str, records: str, number: int, *, proofs: bool = False
+) -> dict[str, Any]:
+    """Diagnose a world, and judge the verdict, and if wanted its proofs."""
     drawn = sample(seed, number, fault, records=records)
-    document = verdict_on(drawn.world, drawn.outcome, records)
+
+    def judged(run: Run, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Checked]]:
+        return document, examine(run, document) if proofs else []
+
+    document, checked = examined(drawn.world, drawn.outcome, judged, records)
     return {
         "world": number,
         "fault": drawn.name,
@@ -100,6 +118,7 @@ def result(seed: int, fault: str, records: str, number: int) -> dict[str, Any]:
         "status": document["status"],
         "summary": document["summary"],
         "causes": causes_of(document),
+        "proofs": [asdict(one) for one in checked],
     }
 
 

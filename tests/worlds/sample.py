@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ncclscope import diagnose, open_run
 from ncclscope.analysis.registry import load_analyzers
+from ncclscope.model import Run
 from tests.damage.recording import MEMORY
 from tests.worlds import dumps
 from tests.worlds.executor import Outcome, play
@@ -21,7 +22,9 @@ from tests.worlds.recording import small_rings, write
 from tests.worlds.truth import Truth, truth_of
 from tests.worlds.world import Loss, World
 
-__all__ = ["HEALTHY", "RECORDS", "RINGS", "Sample", "sample", "verdict_on"]
+__all__ = ["HEALTHY", "RECORDS", "RINGS", "Sample", "examined", "sample", "verdict_on"]
+
+What = TypeVar("What")
 
 HEALTHY = "healthy"
 RINGS = "rings"
@@ -136,11 +139,23 @@ def verdict_on(world: World, outcome: Outcome, records: str = RINGS) -> Mapping[
         outcome: How far it came.
         records: What it is recorded in, one of :data:`RECORDS`.
     """
+    return examined(world, outcome, lambda _run, document: document, records)
+
+
+def examined(
+    world: World,
+    outcome: Outcome,
+    examine: Callable[[Run, Mapping[str, Any]], What],
+    records: str = RINGS,
+) -> What:
+    """Diagnose a world's records, and return what a function says of them and of the verdict."""
     with tempfile.TemporaryDirectory(prefix="ncclscope-worlds-", dir=MEMORY) as name:
         if records != RINGS:
             dumps.write(world, outcome, Path(name), records)
-            document = diagnose(open_run(name), analyzers=_ANALYZERS).to_dict()
-            return dumps.labelled(document)
+            run = open_run(name)
+            document = diagnose(run, analyzers=_ANALYZERS).to_dict()
+            return examine(run, dumps.labelled(document))
         write(world, outcome, Path(name))
         with small_rings(world.loss.keeps):
-            return diagnose(open_run(name), analyzers=_ANALYZERS).to_dict()
+            run = open_run(name)
+            return examine(run, diagnose(run, analyzers=_ANALYZERS).to_dict())

@@ -228,7 +228,7 @@ def play(
             Case(run, stall_seconds=case.stall_seconds, live_stall_seconds=case.live_stall_seconds)
         )
     waiting = frozenset(graph.waiting)
-    # Who ended in the hang would have gone on without it; a thread that waited for nobody would not.
+    # Who ended in the hang would have gone on; a thread that waited for nobody would not.
     went_on = (waiting - graph.partly_waiting | changes.keys()) - after.waiting.keys()
     free = went_on | (ranks - changes.keys())
     free |= graph.gone - graph.abnormal

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from ncclscope import diagnose, open_run
 from tests.corpus.registry import all_cases
 from tests.proofs.tally import Checked, examine, table

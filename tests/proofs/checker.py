@@ -189,10 +189,10 @@ def _ended(run: Run, play: _Play, rival: int) -> list[int]:
 def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]]) -> _Job:
     """Return a job with the calls dropped and added that a repair names."""
     posts = {rank: list(own) for rank, own in job.posts.items()}
+    added = []
     for change in changes:
         rank, key, seq = change["rank"], change["comm"], change["seq"]
         own = _on(job, rank, key)
-        before = [post for post in own if post.call.seq < seq]
         after = [post for post in own if post.call.seq >= seq]
         dropped, rest = after[: change["drop"]], after[change["drop"] :]
         wanted = range(change["start"], change["start"] + change["add"])
@@ -205,19 +205,20 @@ def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]]) -> _Job:
                 raise Unclear("a repair of calls that are overwritten")
             raise _Impossible(f"rank {rank} or {change['like']} has no such calls: {change}")
         posts[rank] = [post for post in posts[rank] if post not in dropped]
-        low, high = (None, *before)[-1], (*rest, None)[0]
-        for number, post in enumerate(theirs, 1):
-            near = dropped[min(number, len(dropped)) - 1] if dropped else low or high
-            place = near.place if dropped and near else _as_far_as(job, rank, change["like"], post)
-            place = place if low is None else max(place, low.place)
-            place = place if high is None else min(place, (high.place[0], -1, 0))
-            call = replace(
-                post.call,
-                state=State.SCHEDULED,
-                thread=near.call.thread if near else _ANY,
-                group=near.call.group if near and dropped else None,
-            )
-            posts[rank].append(_Post(call, (place[0], place[1] or 1, number)))
+        before = [post for post in own if post.call.seq < seq]
+        ends = (None, *before)[-1], (*rest, None)[0]
+        added += [(change, number, post, dropped, ends) for number, post in enumerate(theirs, 1)]
+    # What they come behind is counted as with the repair.
+    for change, number, post, dropped, (low, high) in added:
+        mine = sorted(posts[change["rank"]], key=lambda one: one.place)
+        near = dropped[min(number, len(dropped)) - 1] if dropped else low or high
+        place = near.place if dropped and near else _as_far_as(job, mine, change, post)
+        place = place if low is None else max(place, low.place)
+        place = place if high is None else min(place, (high.place[0], -1, 0))
+        thread = near.call.thread if near else _ANY
+        group = near.call.group if near and dropped else None
+        call = replace(post.call, state=State.SCHEDULED, thread=thread, group=group)
+        posts[change["rank"]].append(_Post(call, (place[0], place[1] or 1, number)))
     return replace(job, posts=posts)
 
 
@@ -233,22 +234,23 @@ def _on(job: _Job, rank: int, key: str) -> list[_Post]:
     return [post for post in own if post.call.comm == key]
 
 
-def _as_far_as(job: _Job, rank: int, peer: int, added: _Post) -> Place:
+def _as_far_as(job: _Job, own: Sequence[_Post], change: Mapping[str, Any], added: _Post) -> Place:
     """Return the place of the last call of a rank that a peer posted before a call."""
+    rank, peer = change["rank"], change["like"]
     before = [post for post in job.posts[peer] if post.place < added.place]
-    seen, own = _numbered(before), _numbered(job.posts[rank])
-    return max((post.place for key, post in own.items() if key in seen), default=(-1, 0, 0))
+    seen, numbered = _numbered(job, peer, before), _numbered(job, rank, own)
+    return max((post.place for key, post in numbered.items() if key in seen), default=(-1, 0, 0))
 
 
-def _numbered(posts: Sequence[_Post]) -> dict[tuple[str, bool, int], _Post]:
+def _numbered(job: _Job, rank: int, posts: Sequence[_Post]) -> dict[tuple[str, bool, int], _Post]:
     """Return calls by their number; of transfers by that among all on a communicator."""
-    made: Counter[str] = Counter()
+    made: Counter[tuple[str, bool]] = Counter()
     found = {}
     for post in posts:
-        is_transfer = post.call.op in _TRANSFERS
-        made[post.call.comm] += is_transfer
-        number = made[post.call.comm] if is_transfer else post.call.seq
-        found[post.call.comm, is_transfer, number] = post
+        kind = post.call.comm, post.call.op in _TRANSFERS
+        made[kind] += 1
+        lost = 0 if kind[1] else _first(job, rank, kind[0]) - 1
+        found[(*kind, made[kind] + lost)] = post
     return found
 
 

@@ -126,11 +126,11 @@ def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | No
     swaps = [swap for swap in case.swaps if swap.rank in swapped]
     for swap in swaps:
         own = changes.get(swap.rank, ())
-        keys = {one.comm for one in own}
-        if swap.comm.key not in keys:
+        there = [one for one in own if one.comm == swap.fewer.key]
+        if all(one.comm != swap.comm.key for one in own):
             own = (*own, *_taken_back(case, swap))
-        if swap.fewer.key not in keys:
-            own = (*own, *_moved(case, swap.rank, swap.fewer.key, swap.count))
+        if not swap.exchanged and sum(one.add - one.drop for one in there) != swap.count:
+            own = (*(one for one in own if one not in there), *_moved(case, swap))
         if own:
             changes[swap.rank] = own
     played = play(case, graph, ranks, changes)
@@ -279,10 +279,11 @@ def _taken_back(case: Case, swap: Swap) -> Iterator[Change]:
         yield Change(swap.comm.key, swap.seq, swap.count, 0, peers[0], swap.seq)
 
 
-def _moved(case: Case, rank: int, key: str, count: int) -> Iterator[Change]:
+def _moved(case: Case, swap: Swap) -> Iterator[Change]:
     """Yield the calls that a rank posted on another communicator instead."""
-    logs = case.logs(key)
-    own = logs[rank].calls + 1
-    like = max((one for one in logs if one != rank), key=lambda one: logs[one].calls, default=None)
-    if like is not None and (calls := min(count, logs[like].calls + 1 - own)) > 0:
-        yield Change(comm=key, seq=own, drop=0, add=calls, like=like, start=own)
+    key, logs = swap.fewer.key, case.logs(swap.fewer.key)
+    place = logs[swap.rank].calls + 1 if swap.other is None else swap.other.seq
+    peers = [one for one in logs if one != swap.rank]
+    like = max(peers, key=lambda one: logs[one].calls, default=None)
+    if like is not None and (calls := min(swap.count, logs[like].calls + 1 - place)) > 0:
+        yield Change(comm=key, seq=place, drop=0, add=calls, like=like, start=place)

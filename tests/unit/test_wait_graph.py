@@ -49,6 +49,20 @@ def test_a_call_of_two_kinds_completes_without_the_fewer() -> None:
     assert graph.released({0}) == {0}
 
 
+def test_the_number_of_a_transfer_is_none_of_a_collective() -> None:
+    """Rank 3 waits in a transfer, and the other ranks in an earlier call that differs."""
+    sent = Wait(3, Call("send", "world", 20, position=20, peer=4), frozenset({4}))
+    graph = WaitGraph([wait(0), wait(1), sent], [Unfit("world", 7, ((0,), (1,)))])
+
+    assert graph.released({4}) == {3}
+
+
+def test_the_nearest_rival_may_be_like_a_diverging_rank() -> None:
+    graph = WaitGraph([wait(1, 3), wait(2, 3)])
+
+    assert graph.nearest({1, 3}) == (2, 1)
+
+
 @pytest.mark.parametrize("abnormal", [(), (3,)])
 def test_a_recorded_end_has_to_be_in_the_repair(abnormal: tuple[int, ...]) -> None:
     graph = WaitGraph([wait(0, 3)], abnormal=abnormal)

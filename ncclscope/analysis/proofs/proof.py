@@ -262,13 +262,14 @@ def _edited(case: Case, difference: Difference) -> Iterator[Change]:
     logs = case.logs(difference.comm.key)
     like = max(difference.peers, key=lambda rank: logs[rank].calls)
     for edit in difference.edits:
+        start = difference.seq + edit.peer_start
         yield Change(
             comm=difference.comm.key,
             seq=difference.seq + edit.start,
             drop=edit.inserted,
-            add=edit.deleted,
+            add=max(0, min(edit.deleted, logs[like].calls + 1 - start)),
             like=like,
-            start=difference.seq + edit.peer_start,
+            start=start,
         )
 
 

@@ -116,7 +116,7 @@ def test_the_proof_counts_what_a_repair_releases(cluster_of: ClusterOf, absent: 
     assert cause is not None
     assert cause.diverging_ranks == tuple(absent)
     proof = cause.to_dict()["proof"]
-    assert proof["repair"] == {"kind": "not_joined", "ranks": absent, "calls": []}
+    assert proof["repair"] == {"kind": "not_joined", "ranks": absent, "calls": [], "comes": []}
     assert proof["releases"] == proof["of"] == len(waiting)
     assert proof["rival"]["releases"] < proof["of"]
     assert proof["rival_against"] == [

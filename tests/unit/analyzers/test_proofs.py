@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.proofs.proof import Proof
+from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.model import Finding
 from tests.support.cluster import Cluster
+from tests.worlds.sample import sample, verdict_on
 
 ClusterOf = Callable[[int], Cluster]
 LOOP, PAIR = "train.py:8 step", "train.py:14 step"
@@ -117,3 +121,61 @@ def test_a_cause_that_does_not_account_for_all_that_waits_is_not_certain(
 
     assert (found.kind, found.diverging_ranks, found.confidence) == ("op_mismatch", (3,), "likely")
     assert (found.proof or {})["releases"] == 4
+
+
+def test_who_reduces_in_another_way_holds_nobody_up(cluster_of: ClusterOf) -> None:
+    """The data is wrong, and all go on; only rank 3 has yet to come to the next call."""
+    cluster = cluster_of(4)
+    cluster.history("world", backend="nccl", done=False)
+    cluster.post([0, 1, 3], "world", backend="nccl", done=False)
+    cluster.post([2], "world", redop="max", backend="nccl", done=False)
+
+    graph = wait_graph(Case(cluster.run()))
+
+    assert (graph.waits, graph.unfit) == ((), ())
+    cluster.post([0, 1, 2], "world", backend="nccl", done=False)
+    graph = wait_graph(Case(cluster.run()))
+    assert graph.waiting.keys() == {0, 1, 2}
+    assert graph.awaited == {3}
+
+
+def test_who_completed_a_call_that_differs_does_not_wait_in_it(cluster_of: ClusterOf) -> None:
+    """The root of a broadcast sends its data, and goes on."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post([0], "world", "broadcast", root=0)
+    cluster.post([1, 3], "world", "broadcast", root=0, done=False)
+    cluster.post([2], "world", "broadcast", root=1, done=False)
+
+    assert wait_graph(Case(cluster.run())).waiting.keys() == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("number", "calls", "comes"),
+    [
+        (105, (18, 0, 1), []),  # a round of three calls, of which its peers have posted the first
+        (223, (11, 0, 1), [3]),  # with transfers, which the repair does not have
+    ],
+)
+def test_a_repair_copies_what_peers_have_posted(
+    number: int, calls: tuple[int, int, int], comes: list[int]
+) -> None:
+    drawn = sample(1, number)
+    (found,) = [
+        one for one in verdict_on(drawn.world, drawn.outcome)["findings"] if one["role"] == "cause"
+    ]
+
+    repair = found["proof"]["repair"]
+    (changed,) = repair["calls"]
+    assert (changed["seq"], changed["drop"], changed["add"]) == calls
+    assert (repair["comes"], found["confidence"]) == (comes, "likely")
+
+
+@pytest.mark.parametrize(("against", "alone"), [((), False), (("leaves it unlike",), True)])
+def test_what_is_certain_has_no_rival_that_is_as_cheap(
+    against: tuple[str, ...], alone: bool
+) -> None:
+    proof = Proof((0,), {}, frozenset({0, 1}), frozenset(), (1, 2), (), against=against)
+
+    assert proof.is_alone is alone
+    assert proof.to_dict("comm_swap")["rival_against"] == list(against)

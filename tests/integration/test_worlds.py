@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.proofs.tally import AGREES, REFUSED
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -23,6 +25,8 @@ RANDOM: Mapping[int, Mapping[str, int]] = {
 }
 ENDED: Mapping[str, int] = {"other story": 2}
 RUNNING: Mapping[str, int] = {"other story": 2}
+PROOFS: Mapping[int, int] = {1: 30, 2: 38}
+"""Causes with a proof that the independent checker refuses."""
 NOT_BAD = ("right", "fair", "unknown")
 SMALL = {
     "end": (("--calls", "3", "--part", "3/20"), ENDED),
@@ -49,10 +53,15 @@ def over(found: list[dict[str, Any]], ceilings: Mapping[str, int]) -> dict[str, 
 
 @pytest.mark.parametrize("seed", RANDOM)
 def test_random_jobs_get_no_more_bad_verdicts(seed: int, tmp_path: Path) -> None:
-    found = results(tmp_path / "random.json", "--count", str(COUNT), "--seed", str(seed))
+    options = ("--proofs", "--count", str(COUNT), "--seed", str(seed))
+    found = results(tmp_path / "random.json", *options)
 
     assert len(found) == COUNT
     assert over(found, RANDOM[seed]) == {}
+    proofs = [one for each in found for one in each["proofs"]]
+    refused = [one for one in proofs if one["word"] == REFUSED]
+    assert len([one for one in proofs if one["word"] == AGREES]) > 10 * len(refused)
+    assert len(refused) <= PROOFS[seed], refused
 
 
 @pytest.mark.parametrize("state", SMALL)

@@ -100,11 +100,15 @@ def check(run: Run, cause: Mapping[str, Any]) -> list[str]:
     changes, comes = proof["repair"]["calls"], frozenset(proof["repair"].get("comes", ()))
     changed = frozenset(one["rank"] for one in changes)
     try:
-        repaired = _repaired(job, changes)
+        repaired = [_repaired(job, changes, late=late) for late in (False, True)]
     except _Impossible as reason:
         return [*wrong, str(reason)]
+    # What a rank left out has a range of places among its transfers.
     held = [
-        _held(repaired, play, named - changed, changed, comes, whole=whole)
+        min(
+            (_held(one, play, named - changed, changed, comes, whole=whole) for one in repaired),
+            key=len,
+        )
         for whole in (True, False)
     ]
     least, most = (len(waits) - len(one) for one in held)
@@ -186,8 +190,14 @@ def _ended(run: Run, play: _Play, rival: int) -> list[int]:
 # --- the repair -------------------------------------------------------------------------------
 
 
-def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]]) -> _Job:
-    """Return a job with the calls dropped and added that a repair names."""
+def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]], *, late: bool) -> _Job:
+    """Return a job with the calls dropped and added that a repair names.
+
+    Args:
+        job: The job.
+        changes: The changes of calls.
+        late: Whether what is added comes after the transfers that are next, or before them.
+    """
     posts = {rank: list(own) for rank, own in job.posts.items()}
     added = []
     for change in changes:
@@ -213,6 +223,10 @@ def _repaired(job: _Job, changes: Sequence[Mapping[str, Any]]) -> _Job:
         mine = sorted(posts[change["rank"]], key=lambda one: one.place)
         near = dropped[min(number, len(dropped)) - 1] if dropped else low or high
         place = near.place if dropped and near else _as_far_as(job, mine, change, post)
+        for one in mine if late and not dropped else ():
+            if one.place > place and one.call.op not in _TRANSFERS:
+                break
+            place = max(place, one.place)
         place = place if low is None else max(place, low.place)
         place = place if high is None else min(place, (high.place[0], -1, 0))
         thread = near.call.thread if near else _ANY

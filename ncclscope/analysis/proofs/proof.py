@@ -190,8 +190,17 @@ class Played:
 
     def held(self, *others: int) -> frozenset[int]:
         """Return the waiting ranks that wait with the repair, and that of other ranks, too."""
-        goes_on = self.after.released(self.free.union(others), coming=self.coming)
-        return self.waiting & self.after.waiting.keys() - goes_on
+        repaired = self.free.union(others)
+        goes_on = self.after.released(repaired, coming=self.coming)
+        # Ranks that come to a further call which differs go on as far as there.
+        further = {
+            rank
+            for one in self.after.unfit
+            if not one.fits_without(repaired)
+            for side in one.sides
+            for rank in side
+        }
+        return self.waiting & (self.after.waiting.keys() - goes_on | further)
 
     def missing(self) -> frozenset[int]:
         """Return the ranks whose repair releases the rest, each of them needed; else none.

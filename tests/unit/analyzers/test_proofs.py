@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.proofs.proof import Proof
+from ncclscope.analysis.proofs.proof import Played, Proof
 from ncclscope.analysis.waits.graph import wait_graph
-from ncclscope.model import Finding
+from ncclscope.engine.graph import Unfit, Wait, WaitGraph
+from ncclscope.model import Call, Finding
 from tests.support.cluster import Cluster
 from tests.worlds.sample import sample, verdict_on
 
@@ -179,3 +180,18 @@ def test_what_is_certain_has_no_rival_that_is_as_cheap(
 
     assert proof.is_alone is alone
     assert proof.to_dict("comm_swap")["rival_against"] == list(against)
+
+
+@pytest.mark.parametrize(("side", "held"), [((2,), {0, 1, 2}), ((3,), set())])
+def test_a_repair_releases_nobody_who_comes_to_a_further_call_that_differs(
+    side: tuple[int, ...], held: set[int]
+) -> None:
+    """All wait for rank 3, before a call in which one of them differs."""
+    waits = [
+        Wait(rank, Call("barrier", "world", 6, position=6), frozenset({3})) for rank in (0, 1, 2)
+    ]
+    further = Unfit("world", 9, ((0, 1), side))
+
+    played = Played(frozenset({0, 1, 2}), WaitGraph(waits, [further]), frozenset({3}), frozenset())
+
+    assert played.held() == held

@@ -54,6 +54,10 @@ SCHEMA = 2
 
 _STATUSES = ("unknown", "incomplete", "ok")
 """Statuses without a cause, the one that outranks the others first."""
+_CAUSE = "kind", "summary", "diverging_ranks", "candidate_ranks", "comm", "seq", "confidence"
+"""Keys of each of several causes."""
+_SHOWN = 3
+"""Causes whose summaries are in the headline."""
 EXIT_STATUSES = {"ok": 0, "incomplete": 0, "diverged": 1, "hung": 1, "unknown": 3}
 
 
@@ -98,7 +102,7 @@ class Verdict:
         neighbourhood: The calls around the cause, where it concerns a call.
         quiet_seconds: Seconds that the waiting ranks have waited; None when not known.
         coverage: How much of the job is recorded.
-        summary: The cause's summary, or why there is no cause.
+        summary: The summaries of the causes, or why there is none.
         linked: The verdicts on the jobs that exchange transfers with this one.
     """
 
@@ -156,6 +160,16 @@ class Verdict:
         return gather_evidence(self.run, self.cause)
 
     @property
+    def causes(self) -> tuple[Finding, ...]:
+        """All independent causes, `cause` first; empty without one."""
+        return tuple(one for one in self.findings if one.role == "cause") if self.cause else ()
+
+    @property
+    def diverging_ranks(self) -> frozenset[int]:
+        """The ranks that the causes name."""
+        return frozenset(rank for one in self.causes for rank in one.diverging_ranks)
+
+    @property
     def in_trouble(self) -> bool:
         """Whether a divergence or a hang was found."""
         return self.status in ("diverged", "hung")
@@ -180,7 +194,8 @@ class Verdict:
         """Return the verdict as the JSON document that docs/json.md describes."""
         cause = None
         if self.cause is not None:
-            cause = self.cause.to_dict()
+            causes = [{name: one.to_dict()[name] for name in _CAUSE} for one in self.causes]
+            cause = {**self.cause.to_dict(), "causes": causes}
         seen = {}
         if self.run.snapshot is not None:
             seen = {
@@ -210,6 +225,25 @@ class Verdict:
             **self._transfers(),
             **seen,
         }
+
+
+def headline(causes: Sequence[Finding]) -> str:
+    """Return the summary of the first cause, and those of others that name further ranks.
+
+    Args:
+        causes: The causes of a verdict, one at least.
+    """
+    shown, named = [causes[0]], {*causes[0].diverging_ranks}
+    for one in causes[1:]:
+        if named and not named.issuperset(one.diverging_ranks):
+            shown.append(one)
+            named.update(one.diverging_ranks)
+    if len(shown) == 1:
+        return shown[0].summary
+    texts = [f"{len(shown)} causes.", *(one.summary for one in shown[:_SHOWN])]
+    if (more := len(shown) - _SHOWN) > 0:
+        texts.append(f"And {more} more.")
+    return " ".join(texts)
 
 
 def diagnose(
@@ -284,7 +318,7 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
             status=other.status,
             cause=cause,
             findings=(cause, *rest, *other.findings[1:]),
-            summary=cause.summary,
+            summary=headline((cause, *other.causes[1:])),
             linked=tuple(others),
         )
     for other in troubled:
@@ -318,7 +352,7 @@ def _of_another(own: Verdict, other: Verdict, how: str) -> Verdict:
         run=replace(other.run, notes=(*other.run.notes, f"{how}: {own.summary}")),
         cause=cause,
         findings=(cause, *other.findings[1:]),
-        summary=cause.summary,
+        summary=headline((cause, *other.causes[1:])),
     )
 
 
@@ -360,7 +394,9 @@ def _diagnose(
         neighbourhood=_neighbourhood(case, cause),
         quiet_seconds=case.quiet if cause is not None else None,
         coverage=coverage,
-        summary=agreement.summary if cause is None else cause.summary,
+        summary=agreement.summary
+        if cause is None
+        else headline([one for one in found if one.role == "cause"]),
     )
 
 

@@ -116,7 +116,7 @@ class Actions:
             **os.environ,
             "NCCLSCOPE_STATUS": verdict.status,
             "NCCLSCOPE_KIND": cause.kind if cause is not None else "",
-            "NCCLSCOPE_SUMMARY": cause.summary if cause is not None else "",
+            "NCCLSCOPE_SUMMARY": verdict.summary if cause is not None else "",
         }
         if bundle is not None:
             environment["NCCLSCOPE_BUNDLE"] = str(bundle)

@@ -75,4 +75,4 @@ def gist(verdict: Verdict | None) -> object:
     if cause is None:
         return verdict.status, len(verdict.run.ranks), verdict.run.missing
     comm = cause.comm.key if cause.comm else None
-    return verdict.status, cause.kind, comm, cause.seq, cause.diverging_ranks
+    return verdict.status, cause.kind, comm, cause.seq, verdict.diverging_ranks

@@ -72,6 +72,23 @@ def test_late_rank_may_be_named_but_not_with_certainty() -> None:
     assert score({"status": "ok", "verdict": None}, late, "diagnose") == "quiet"
 
 
+def test_each_of_several_causes_has_to_be_right() -> None:
+    program = STRANGERS["two_faults_tp"]
+
+    def said(*causes: tuple[int, str]) -> str:
+        answers = [
+            document((rank,), confidence=confidence)["verdict"] for rank, confidence in causes
+        ]
+        return score(
+            {"status": "hung", "verdict": {**answers[0], "causes": answers}}, program, "diagnose"
+        )
+
+    assert said((0, "likely")) == "wrong rank"
+    assert said((4, "likely"), (0, "certain")) == "right"
+    assert said((0, "likely"), (4, "likely"), (1, "likely")) == "wrong rank"
+    assert said((0, "certain"), (4, "likely"), (1, "certain")) == "wrong and certain"
+
+
 def test_ok_is_no_answer_to_a_rank_that_does_not_end() -> None:
     assert score({"status": "ok", "verdict": None}, PROGRAMS["exit_thread"], "attach") == "OK"
 

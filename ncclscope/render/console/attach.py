@@ -75,7 +75,7 @@ def _processes(
 ) -> RenderableType:
     rank = Column("rank", justify="right")
     table = plain_table(rank, right("pid"), unwrapped("state"), right("cpu"), wrapped("where"))
-    diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    diverging = verdict.diverging_ranks
     for group in _groups(motions):
         one = group.motion
         pid = str(one.worker.pid) if len(group.ranks) == 1 else ""

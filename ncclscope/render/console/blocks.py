@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Column, Table
@@ -31,28 +33,31 @@ def status_panel(status: str, text: str) -> Panel:
     return Panel(Text(text), title=title, title_align="left", border_style=colour)
 
 
-def cause_panel(status: str, cause: Finding, more: str = "") -> Panel:
-    """Return a panel with the cause, its ranks and its confidence.
+def cause_panel(status: str, summary: str, causes: Sequence[Finding], more: str = "") -> Panel:
+    """Return a panel with the causes, their ranks and the confidence of the first.
 
     Args:
         status: Status of the verdict.
-        cause: Cause of the verdict.
+        summary: What the verdict says.
+        causes: Causes of the verdict, one at least.
         more: Text to show beside the confidence.
     """
-    panel = status_panel(status, printable(cause.summary))
+    panel, cause = status_panel(status, printable(summary)), causes[0]
     assert isinstance(panel.title, Text)
     panel.title.append(f"· {cause.kind.replace('_', ' ')} ")
-    if who := who_text(cause):
+    if who := who_text(causes):
         panel.title.append(f"· {who} ")
     panel.subtitle = f" {' · '.join(filter(None, (cause.confidence, more)))} "
     panel.subtitle_align = "right"
     return panel
 
 
-def who_text(cause: Finding) -> str:
-    """Return ``rank 3`` or ``one of ranks 2 3``; empty where the records single out nobody."""
-    who = cause.diverging_ranks or cause.candidate_ranks
-    return f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}" if who else ""
+def who_text(causes: Sequence[Finding]) -> str:
+    """Return ``ranks 1 3`` or ``one of ranks 2 3``; empty where the records single out nobody."""
+    if causes[0].diverging_ranks:
+        return ranks_text(sorted({rank for one in causes for rank in one.diverging_ranks}))
+    who = causes[0].candidate_ranks
+    return f"one of {ranks_text(who)}" if who else ""
 
 
 def knowledge(cause: Finding, how: str = "recorded") -> RenderableType:

@@ -96,7 +96,7 @@ def verdict_panel(verdict: Verdict) -> Panel:
         return blocks.status_panel(verdict.status, verdict.summary)
     quiet = verdict.quiet_seconds
     more = f"no progress for {blocks.duration(quiet)}" if quiet is not None and quiet >= 1 else ""
-    return blocks.cause_panel(verdict.status, verdict.cause, more)
+    return blocks.cause_panel(verdict.status, verdict.summary, verdict.causes, more)
 
 
 def _ranks(verdict: Verdict, width: int) -> RenderableType:
@@ -150,7 +150,7 @@ def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> 
     for label in labels:
         columns += [blocks.right(label), blocks.wrapped("last call")]
     table = blocks.plain_table(*columns)
-    diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    diverging = verdict.diverging_ranks
     for group, row in groups:
         cells = [_group_text(group), *_who(group)]
         cells += [row.rank.labels.get(name, "") if len(group) == 1 else "" for name in names]
@@ -166,7 +166,7 @@ def _narrow_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -
     table = blocks.plain_table(
         *who, blocks.unwrapped("comm"), blocks.right("calls"), blocks.wrapped("last call")
     )
-    diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    diverging = verdict.diverging_ranks
     for group, row in groups:
         style = "bold red" if row.rank.rank in diverging else ""
         name = [_group_text(group), _who(group)[1]]

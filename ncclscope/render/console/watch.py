@@ -43,8 +43,8 @@ def render_poll(poll: Poll, width: int, height: int = 10_000, source: str = "") 
     parts: list[RenderableType] = [_heading(poll, source)]
     if poll.in_trouble:
         parts.append(
-            cause_panel(poll.status, poll.cause)
-            if poll.cause is not None
+            cause_panel(poll.status, poll.verdict.summary, poll.verdict.causes)
+            if poll.verdict is not None and poll.cause is not None
             else status_panel(poll.status, poll.status)
         )
     if poll.ranks:
@@ -63,9 +63,8 @@ def render_poll(poll: Poll, width: int, height: int = 10_000, source: str = "") 
 
 def one_line(poll: Poll) -> str:
     """Return the status as one line, for a log."""
-    cause = poll.verdict.cause if poll.verdict is not None else None
-    if cause is not None:
-        return f"{poll.status}: {printable(cause.summary)}"
+    if poll.verdict is not None and poll.verdict.cause is not None:
+        return f"{poll.status}: {printable(poll.verdict.summary)}"
     return f"{poll.status}: {plural(len(poll.ranks), 'rank')}, {poll.activity}"
 
 

@@ -123,8 +123,8 @@ def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
     return {
         **found,
         "kind": cause.kind.replace("_", " "),
-        "who": who_text(cause),
-        "first": cause.summary,
+        "who": who_text(verdict.causes),
+        "first": verdict.summary,
         "second": f"{second}.",
         "confidence": cause.confidence,
     }
@@ -199,7 +199,7 @@ def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
     """Return the table of ranks, with equal rows grouped in a job of more than ``MANY`` ranks."""
     run, cause = verdict.run, verdict.cause
     waits = _awaited(picture)
-    diverging = set(cause.diverging_ranks) if cause is not None else set()
+    diverging = verdict.diverging_ranks
     candidates = set(cause.candidate_ranks) if cause is not None else set()
     labels = sorted(
         {
@@ -279,7 +279,7 @@ def _stacks(verdict: Verdict) -> dict[str, Any] | None:
     if snapshot is None:
         return None
     motions = read_motions(snapshot)
-    diverging = set(verdict.cause.diverging_ranks) if verdict.cause is not None else set()
+    diverging = verdict.diverging_ranks
     return {
         "host": snapshot.host,
         "gap": f"{snapshot.gap:.1f}",

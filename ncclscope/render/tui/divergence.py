@@ -31,8 +31,8 @@ def divergence_lines(verdict: Verdict | None, note: str, width: int) -> list[Lin
     cause = verdict.cause if verdict is not None else None
     if verdict is None or cause is None:
         return drawn(Text(note, style="dim"), width)
-    sure = (cause.confidence, cause.kind.replace("_", " "), who_text(cause), note)
-    lines = drawn(Text(cause.summary, style="bold"), width)
+    sure = (cause.confidence, cause.kind.replace("_", " "), who_text(verdict.causes), note)
+    lines = drawn(Text(verdict.summary, style="bold"), width)
     lines += drawn(Text(" · ".join(filter(None, sure)), style="red"), width)
     if verdict.neighbourhood is not None:
         lines += [[], *_side_by_side(_sides(verdict.neighbourhood, cause, width), cause, width)]

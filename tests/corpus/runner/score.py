@@ -58,14 +58,31 @@ def score(document: dict[str, Any] | None, program: Program, way: str) -> str:
         if status != "ok":
             return "undecided"
         return "quiet" if way in program.ok_in else "OK"
-    named = tuple(sorted(verdict["diverging_ranks"]))
+    causes = _naming(verdict)
+    named = _named(verdict)
     if not named:
         return _undecided(verdict, program, way)
     if named == program.ranks or named in program.also:
-        if _CONFIDENCES.index(verdict["confidence"]) > _CONFIDENCES.index(program.most):
+        if max(map(_sureness, causes)) > _CONFIDENCES.index(program.most):
             return "too certain"
-        return "right" if verdict["kind"] in program.kinds else "right, other kind"
-    return "wrong and certain" if verdict["confidence"] == "certain" else "wrong rank"
+        is_right = all(one["kind"] in program.kinds for one in causes)
+        return "right" if is_right else "right, other kind"
+    innocent = [one for one in causes if not {*one["diverging_ranks"]} <= {*program.ranks}]
+    certain = len(_CONFIDENCES) - 1
+    return "wrong and certain" if certain in map(_sureness, innocent) else "wrong rank"
+
+
+def _naming(verdict: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the causes that name ranks."""
+    return [one for one in verdict.get("causes") or [verdict] if one["diverging_ranks"]]
+
+
+def _named(verdict: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(sorted({rank for one in _naming(verdict) for rank in one["diverging_ranks"]}))
+
+
+def _sureness(cause: dict[str, Any]) -> int:
+    return _CONFIDENCES.index(cause["confidence"])
 
 
 def _undecided(verdict: dict[str, Any] | None, program: Program, way: str) -> str:
@@ -94,6 +111,6 @@ def describe(document: dict[str, Any] | None) -> str:
     verdict = document["verdict"]
     if verdict is None:
         return str(document["status"])
-    named = verdict["diverging_ranks"]
+    named = list(_named(verdict))
     ranks = f"{named}" if named else f"one of {verdict['candidate_ranks']}"
     return f"{document['status']} {verdict['kind']} {ranks} {verdict['confidence']}"

@@ -83,6 +83,11 @@ def test_two_faults_at_once_are_two_causes(cluster_of: ClusterOf) -> None:
     post(cluster, [1, 2], REPLICAS, GRADIENTS, done=False)
 
     assert causes(cluster) == [("not_joined", (1,), "likely"), ("not_joined", (2,), "likely")]
+    verdict = cluster.verdict()
+    document = verdict.to_dict()
+    assert [one["diverging_ranks"] for one in document["verdict"]["causes"]] == [[1], [2]]
+    assert document["verdict"]["diverging_ranks"] == [1]
+    assert all(one.summary in verdict.summary for one in verdict.causes)
 
 
 def test_a_round_posted_twice_is_seen_where_its_partner_took_it_for_the_next(

@@ -13,7 +13,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import as_consequence
 from ncclscope.analysis.proofs.by_rounds import decided_by_rounds
 from ncclscope.analysis.proofs.proof import prove
-from ncclscope.analysis.sequences.streams import repeated
+from ncclscope.analysis.sequences.streams import Repeated, repeated
 from ncclscope.analysis.waits.endings import ended_by_peers
 from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.wording import (
@@ -173,29 +173,49 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     waits = graph.waiting.get(number, ())
     if len(waits) != 1 or waits[0].call.op in P2P_OPS or finding.kind == "extra_call":
         return finding
+    instead = _same_elsewhere(case, graph, number, waits[0].call)
     found = repeated(case.run, number, waits[0].call)
+    if instead is not None:
+        found = Repeated(waits[0].call, 1)
     if found is None or found.call.op in P2P_OPS:
         return finding
     comm = case.run.communicators[found.call.comm]
     others = sorted(graph.waiting.keys() - {number})
+    what = f"{call_text(found.call)} on {comm_text(comm)}"
+    if instead is None:
+        did = f"{plural(found.calls, 'call')} more than its peers, from {what} on"
+    else:
+        did = f"{what}, its peers on {comm_text(case.run.communicators[instead.comm])}"
     return replace(
         finding,
-        kind="extra_call",
+        kind="extra_call" if instead is None else "comm_swap",
         summary=(
-            f"{sentence(rank_text(case.run, number))} posted {plural(found.calls, 'call')} more "
-            f"than its peers, from {call_text(found.call)} on {comm_text(comm)} on; "
+            f"{sentence(rank_text(case.run, number))} posted {did}; "
             f"{ranks_text(others)} {verb(others, 'wait')} for it."
         ),
         comm=comm,
         seq=found.call.seq,
         odd=found.call,
         odd_is="call",
-        peers=None,
+        peers=instead,
         extent=found.calls,
         confidence="likely",
         hangs=True,
         inferred=(*finding.inferred, "its peers' calls up to there are the same as its own"),
     )
+
+
+def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Call | None:
+    """Return the call in which peers wait that is the same, on another group of the same ranks."""
+    members = {*case.run.communicators[call.comm].ranks}
+    for wait in graph.waits:
+        own = wait.call
+        is_other = wait.rank != number and own.comm != call.comm
+        if not is_other or {*case.run.communicators[own.comm].ranks} != members:
+            continue
+        if (own.sign(), own.site, own.user_site) == (call.sign(), call.site, call.user_site):
+            return own if call.site is not None else None
+    return None
 
 
 def _is_behind(graph: WaitGraph, finding: Finding) -> bool:

@@ -228,16 +228,20 @@ class Verdict:
 
 
 def headline(causes: Sequence[Finding]) -> str:
-    """Return the summary of the first cause, and those of others that name further ranks.
+    """Return the summary of the first cause, and those of others on further ranks.
+
+    Causes that name nobody may be the same one.
 
     Args:
         causes: The causes of a verdict, one at least.
     """
     shown, named = [causes[0]], {*causes[0].diverging_ranks}
     for one in causes[1:]:
-        if named and not named.issuperset(one.diverging_ranks):
+        ranks = {*one.diverging_ranks}
+        is_new = not ranks <= named if ranks else named.isdisjoint(one.candidate_ranks)
+        if named and is_new:
             shown.append(one)
-            named.update(one.diverging_ranks)
+            named |= ranks or {*one.candidate_ranks}
     if len(shown) == 1:
         return shown[0].summary
     texts = [f"{len(shown)} causes.", *(one.summary for one in shown[:_SHOWN])]

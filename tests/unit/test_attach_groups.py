@@ -157,7 +157,7 @@ def test_calls_of_different_iterations_are_not_one_call() -> None:
         return (outer, replace(main, counters={"step": step}), *inner)
 
     ahead, behind = at("all_reduce", 30, 10), at("all_reduce", 28, 9)
-    other = at("broadcast", 23, 10)
+    other = at("all_gather", 23, 10)
 
     assert named(judge([ahead, other, ahead, behind])) == ((), (0, 1, 2, 3))
     assert named(judge([ahead, other, ahead, at("all_reduce", 28, 10)])) == ((1,), ())
@@ -198,6 +198,27 @@ def test_those_who_left_out_calls_of_two_groups_are_named() -> None:
     places = [REDUCE if rank in (1, 4) else reduce for rank in range(6)]
 
     assert named(judge(places, MESH)) == ((1, 4), ())
+
+
+def test_ranks_whose_group_would_have_met_are_candidates() -> None:
+    """All other pairs have passed the barrier; one of ranks 1 and 4 is in that of its trio."""
+
+    def at(op: str, line: int, step: int) -> tuple[Frame, ...]:
+        outer, main, *inner = call(op, line, "given")
+        return (outer, replace(main, counters={"step": step}), *inner)
+
+    fence, reduce = at("barrier", 23, 8), at("all_reduce", 18, 9)
+    places = [fence if rank in (2, 3) else reduce for rank in range(6)]
+    ahead = [at("barrier", 23, 10) if rank in (2, 3) else reduce for rank in range(6)]
+
+    assert named(judge(places, MESH)) == ((), (2, 3))
+    assert named(judge(ahead, MESH)) == ((2, 3), ())
+
+
+def test_who_sends_to_receivers_that_went_on_may_lack_one_of_them() -> None:
+    """Rank 0 sends an object in two calls; one receiver took the first alone, and went on."""
+    assert named(judge([call("broadcast", 16), REDUCE, REDUCE])) == ((), (0, 1, 2))
+    assert named(judge([call("all_gather", 16), REDUCE, REDUCE])) == ((0,), ())
 
 
 def test_who_has_left_a_call_of_a_group_stays_a_candidate() -> None:

@@ -72,6 +72,19 @@ def test_late_rank_may_be_named_but_not_with_certainty() -> None:
     assert score({"status": "ok", "verdict": None}, late, "diagnose") == "quiet"
 
 
+def test_of_several_causes_some_may_be_undecided() -> None:
+    named = document((1, 4))["verdict"]
+
+    def said(*candidates: int) -> str:
+        causes = [named, document((), candidates)["verdict"]]
+        answer = {"status": "hung", "verdict": {**named, "causes": causes}}
+        return score(answer, STRANGERS2["three_faults"], "diagnose")
+
+    assert said(2, 3) == "fairly undecided"
+    assert said(0, 3) == "wrong rank"
+    assert said() == "wrong rank"
+
+
 def test_each_of_several_causes_has_to_be_right() -> None:
     program = STRANGERS["two_faults_tp"]
 

@@ -25,6 +25,8 @@ Group = frozenset[int]
 _C10D = re.compile(r"(?:^|/)torch/distributed/")
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
 _DEFAULT, _GIVEN = "default", "given"
+_SENDING = frozenset({"broadcast", "scatter"})
+"""Calls of which the receivers go on, whereas the root waits for each that has not come."""
 _OF_NO_GROUP = frozenset({"wait", "store", "p2p"})
 """Waits whose group the stack does not show."""
 _MOST_RANKS = 256
@@ -87,17 +89,46 @@ def within_groups(
     added: set[int] = set()
     for rank in apart:
         for group in waits[rank] or _any_pair(rank, by_rank, apart):
-            if 2 * len(group & apart) >= len(group):
+            if 2 * len(group & apart) >= len(group) or _may_send(by_rank[rank], apart):
                 added |= group - apart
+    if not added and _have_met(by_rank, apart, waits):
+        return found.with_note(
+            f"Of {ranks_text(sorted(apart))}, those of one group would have met there: one of them "
+            f"waits in another group."
+        ).undecided(sorted(apart))
     if not added or _have_gone_another_way(by_rank, apart):
         return found
+    where = "to send to" if _may_send(by_rank[min(apart)], apart) else "in a smaller group, for"
     return replace(
         found.with_note(
-            f"{sentence(ranks_text(sorted(apart)))} may wait in a smaller group, for "
-            f"{ranks_text(sorted(added))}."
+            f"{sentence(ranks_text(sorted(apart)))} may wait {where} {ranks_text(sorted(added))}."
         ).undecided(sorted(apart | added)),
         kind="not_joined",
     )
+
+
+def _may_send(motion: Motion, apart: Collection[int]) -> bool:
+    """Return whether a rank alone may wait for a receiver, of which others have gone on."""
+    is_alone = len(apart) == 1
+    return is_alone and motion.op in _SENDING and group_named_by(motion) == _DEFAULT
+
+
+def _have_met(
+    motions: Mapping[int, Motion], apart: Collection[int], waits: Mapping[int, Sequence[Group]]
+) -> bool:
+    """Return whether ranks in one call are behind all others, and are all of a group.
+
+    All others have passed that call, in which they met in groups of their own. Such a group would
+    have met as well, so that one of its members is wrong, and the rest waits for it.
+    """
+    behind = all(
+        (order := order_of(motions[rank], [one])) is not None and not order.ahead
+        for rank in apart
+        for number, one in motions.items()
+        if number not in apart
+    )
+    alike = len({motions[rank].key for rank in apart}) == 1
+    return behind and alike and any(group <= {*apart} for rank in apart for group in waits[rank])
 
 
 def _narrowed(

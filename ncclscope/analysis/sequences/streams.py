@@ -69,7 +69,9 @@ def repeated(run: Run, number: int, waiting: Call) -> Repeated | None:
         count = _count(run, own, mine, place, [*mine[:-1], usual])
         found[place] = {count if count == 1 else 0}  # what it repeats is no round of its own
     counts = found.get(place, {0})
-    return None if len(counts) > 1 or 0 in counts else Repeated(own[place], *counts)
+    if len(counts) > 1 or 0 in counts:
+        return None
+    return Repeated(own[place], min(counts.pop(), len(own) - place))
 
 
 def _count(

@@ -4,7 +4,8 @@
 right               it names exactly the diverging ranks, by a kind that describes the mistake
 right, other kind   it names exactly the diverging ranks, by a kind that does not
 fairly undecided    it names nobody, and where the records cannot decide that is fair: all
-                    diverging ranks are among its candidates, and they among the truth's
+                    diverging ranks are among its candidates, and they among the truth's. Of
+                    several causes, each may be named or be undecided
 unknown             it says so where that is fair
 quiet               it says that all is well where that is fair
 undecided           it names nobody, or says unknown, where it could have known
@@ -67,6 +68,11 @@ def score(document: dict[str, Any] | None, program: Program, way: str) -> str:
             return "too certain"
         is_right = all(one["kind"] in program.kinds for one in causes)
         return "right" if is_right else "right, other kind"
+    if {*named} < {*program.ranks} and program.fair(way):
+        asked = [one for one in verdict.get("causes", ()) if not one["diverging_ranks"]]
+        candidates = {rank for one in asked for rank in one["candidate_ranks"]}
+        if {*program.ranks} <= {*named, *candidates} and candidates <= program.fair(way):
+            return "fairly undecided"
     innocent = [one for one in causes if not {*one["diverging_ranks"]} <= {*program.ranks}]
     certain = len(_CONFIDENCES) - 1
     return "wrong and certain" if certain in map(_sureness, innocent) else "wrong rank"

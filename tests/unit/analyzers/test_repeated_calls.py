@@ -46,6 +46,31 @@ def test_a_call_that_one_rank_repeats_while_its_peers_go_on_is_extra(
     assert story(cluster.verdict()) == ("extra_call", (2,), "dp:0", 5)
 
 
+def test_a_rank_that_kept_the_group_that_its_peers_replaced(cluster_of: ClusterOf) -> None:
+    """It is in the first call of a step, not in all three; its peers are at the same line."""
+    cluster = cluster_of(4)
+
+    def step(ranks: list[int], label: str, calls: int = 3, *, done: bool = True) -> None:
+        for number in range(calls):
+            op = "barrier" if number == 2 else "all_reduce"
+            cluster.post(ranks, label, op, site=f"train.py:{20 + number} step", done=done)
+
+    everybody = [*cluster.everybody]
+    for _ in range(5):
+        step(everybody, "mesh:0")
+    for _ in range(5):
+        step(everybody, "mesh:1")
+    step([3], "mesh:1", 1, done=False)
+    step([0, 1, 2], "mesh:2", 1, done=False)
+
+    found = cluster.verdict().cause
+    assert found is not None
+    assert (found.kind, found.diverging_ranks, found.extent) == ("comm_swap", (3,), 1)
+    assert found.comm is not None
+    assert found.peers is not None
+    assert (found.comm.label, found.peers.comm[:6]) == ("mesh:1", "mesh:2")
+
+
 def test_a_rank_that_left_out_a_call_of_the_round_is_not_told_to_repeat_one(
     cluster_of: ClusterOf,
 ) -> None:

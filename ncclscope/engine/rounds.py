@@ -108,6 +108,51 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
     return None
 
 
+def expected(peer: CallLog, seq: int, count: int) -> list[Call]:
+    """Return the calls of a peer from ``seq`` on, and those that its rounds predict after them.
+
+    Args:
+        peer: Calls of the peer.
+        seq: Number of the first one.
+        count: Most calls to return.
+
+    Returns:
+        Those that it posted alone, where it had no rounds or broke them.
+    """
+    posted = peer.span(seq, min(peer.calls + 1, seq + count))
+    past = peer.span(max(peer.first, seq - PAST), seq)
+    history, ahead = [*map(_exactly, past)], [*map(_exactly, posted)]
+    for length in periods(history):
+        round_ = past[-length:]
+        both = [*zip(ahead, map(_exactly, [*round_, *round_]), strict=False)]
+        if all(one == other for one, other in both):
+            return [*posted, *[*round_, *round_][len(posted) : count]]
+    return list(posted)
+
+
+def went_a_known_way(odd: CallLog, peer: CallLog, seq: int) -> bool:
+    """Return whether a rank repeated a part of a round, as all ranks have after such a round.
+
+    An inner loop may run a few times more, as for what is new. Then no call was left out.
+
+    Args:
+        odd: Calls of the diverging rank.
+        peer: Calls of a peer; those before ``seq`` are equal, as far as both are kept.
+        seq: Number of the first differing call.
+    """
+    past = peer.span(max(peer.first, odd.first, seq - PAST), seq)
+    history = [*map(_exactly, past)]
+    mine = [*map(_exactly, odd.span(seq, min(odd.calls + 1, seq + _AHEAD)))]
+    following = [*map(_exactly, expected(peer, seq, 1))]
+    for length in periods(history):
+        if following != history[-length:][:1] or mine[0] not in history[-length:]:
+            continue
+        way = [*history[-length:], *mine]
+        ends = range(len(way), len(history) + 1)
+        return any(history[end - len(way) : end] == way for end in ends)
+    return False
+
+
 def distances(odd: CallLog, peer: CallLog, seq: int) -> tuple[int, int]:
     """Return how far from its peers a rank may be in a loop, by the line of its call ``seq``.
 

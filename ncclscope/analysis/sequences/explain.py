@@ -21,7 +21,14 @@ from ncclscope.analysis.sequences.habit import (
     skipped_block,
 )
 from ncclscope.analysis.sequences.replays import block_at, replay_edits
-from ncclscope.engine.rounds import LeftOut, equal_rounds, left_out, round_shift
+from ncclscope.engine.rounds import (
+    LeftOut,
+    equal_rounds,
+    expected,
+    left_out,
+    round_shift,
+    went_a_known_way,
+)
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS
@@ -78,6 +85,10 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
     parts = [_signatures(log, seq) for _, log in (odd, peer)]
     usual = cost_of(found, *parts)
     order = _reordered(odd, peer, seq, parts)
+    if order is None and (threads := _by_threads(odd[1], peer[1], seq)) is not None:
+        both = sum(threads)
+        matched = max(min(map(len, parts)) - both, 0)
+        return EditExplanation([Edit(0, both, 0, both, matched)], order=threads)
     blocks = [] if whole else block_edits(*parts)
     best = min([usual, *(cost for cost, _ in blocks)])
     rounds = None if whole or len(parts[0]) < 2 else left_out(odd[1], peer[1], seq)
@@ -106,6 +117,8 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
         matched = min(map(len, parts)) - both
         found = [Edit(0, both, 0, both, max(matched, 0))]
         return EditExplanation(found, order=order[1], other=None if matched > 0 else missing)
+    if not whole and len(found) == 1 and _is_a_known_way(found[0], odd[1], peer[1], seq):
+        return EditExplanation([Edit(0, len(parts[0]), 0, 0, 0)], other=found[0])
     if blocks and blocks[0][0] < usual:
         return EditExplanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
     if len(found) == 1 and found[0][:4] == (0, 1, 0, 0) and is_resized(odd[1], peer[1], seq):
@@ -146,6 +159,34 @@ def _reordered(
     ends = {block.seq + block.calls - seq for block in blocks if block is not None}
     found = reordered(*(part[: min(ends)] for part in parts)) if ends else reordered(*parts)
     return found if found is None or _on_same_lines(odd[1], peer[1], seq, found[1]) else None
+
+
+def _is_a_known_way(edit: Edit, odd: CallLog, peer: CallLog, seq: int) -> bool:
+    """Return whether a rank that seems to have left out calls repeated some of a round instead."""
+    skipped = not edit.start and not edit.inserted and edit.matched == odd.calls + 1 - seq
+    return skipped and edit.matched <= edit.deleted and went_a_known_way(odd, peer, seq)
+
+
+def _by_threads(odd: CallLog, peer: CallLog, seq: int) -> tuple[int, int] | None:
+    """Find calls of two threads in opposite order, of which the peers have not posted all.
+
+    Each thread alone posts what it does in each round, so that no call is missing or too many.
+    """
+    mine = odd.span(seq, min(odd.calls + 1, seq + LOOKAHEAD))
+    if len({call.thread for call in mine}) < 2:
+        return None
+    theirs = expected(peer, seq, len(mine))
+    if len(theirs) < len(mine):
+        return None
+    own, due = (
+        [(call.signature, call.site) for call in mine],
+        [(call.signature, call.site) for call in theirs],
+    )
+    for first in range(1, len(mine)):
+        threads = [{call.thread for call in part} for part in (mine[:-first], mine[-first:])]
+        if own == [*due[first:], *due[:first]] and threads[0].isdisjoint(threads[1]):
+            return first, len(mine) - first
+    return None
 
 
 def _on_same_lines(odd: CallLog, peer: CallLog, seq: int, order: tuple[int, int]) -> bool:

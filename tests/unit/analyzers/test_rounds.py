@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 
@@ -308,3 +309,53 @@ def test_a_collective_of_objects_is_one_statement_of_two_calls(
     found = cause(cluster)
 
     assert (found.kind, found.diverging_ranks, found.confidence) == (kind, (1,), "likely")
+
+
+def test_a_part_of_a_round_once_more_is_a_way_that_all_ranks_went(cluster_of: ClusterOf) -> None:
+    """A size that is new is warmed up; a rank whose cache is smaller warms it up again."""
+    cluster = cluster_of(4)
+
+    def forward(ranks: list[int], *, done: bool = True) -> None:
+        cluster.post(ranks, "world", site="serve.py:14 forward", done=done)
+
+    def schedule(ranks: list[int]) -> None:
+        cluster.post(ranks, "world", "broadcast", root=0, site="serve.py:23 main")
+
+    everybody = [*cluster.everybody]
+    for times in (4, 4, 1, 4, 1, 1, 1):
+        schedule(everybody)
+        for _ in range(2 * times):
+            forward(everybody)
+    schedule([0, 1, 2])
+    forward([0, 1, 2], done=False)
+    forward([3], done=False)
+
+    found = cause(cluster)
+    assert (found.kind, found.diverging_ranks) == ("extra_call", (3,))
+
+
+def test_calls_of_two_threads_in_another_order_are_none_too_many(cluster_of: ClusterOf) -> None:
+    """Each thread of rank 1 posts what it posts in each round, and the barrier comes first."""
+    cluster = cluster_of(4)
+    everybody = [*cluster.everybody]
+
+    def save(ranks: list[int], *, done: bool = True) -> None:
+        site = "save.py:16 save"
+        how = {"site": site, "done": done}
+        thread = Thread(target=cluster.post, args=(ranks, "world", "all_gather"), kwargs=how)
+        thread.start()
+        thread.join()
+
+    def meet(ranks: list[int], *, done: bool = True) -> None:
+        cluster.post(ranks, "world", "barrier", site="save.py:29 main", done=done)
+
+    for _ in range(4):
+        cluster.post(everybody, "world", site="save.py:24 main")
+        save(everybody)
+        meet(everybody)
+    cluster.post(everybody, "world", site="save.py:24 main")
+    meet([1], done=False)
+    save(everybody, done=False)
+
+    found = cause(cluster)
+    assert (found.kind, found.diverging_ranks, found.extent) == ("op_mismatch", (1,), 2)

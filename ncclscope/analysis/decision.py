@@ -29,7 +29,7 @@ from ncclscope.analysis.reservations import (
     unless_untraced,
 )
 from ncclscope.analysis.waits.endings import interrupted_after
-from ncclscope.analysis.waits.noted import doing_in_common, raised_line
+from ncclscope.analysis.waits.noted import doing_in_common, raised_in, raised_line
 from ncclscope.analysis.waits.unrecorded import (
     ANALYZER,
     left_inside,
@@ -94,6 +94,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     found += seen
     found = [unless_unranked(case, unless_untraced(case, one)) for one in found]
     found = _unless_unseen(case, found)
+    found = [_left_by_exception(case, one) for one in found]
     return [with_host(case, _placed(case, one, positions)) for one in found]
 
 
@@ -375,6 +376,27 @@ def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> 
             )
         ),
     )
+
+
+def _left_by_exception(case: Case, finding: Finding) -> Finding:
+    """Return a finding about a call with the ranks that posted it and have left it by an exception.
+
+    Their call has not completed, but they wait in it no more.
+    """
+    comm, seq = finding.comm, finding.seq
+    if comm is None or seq is None or finding.kind not in (*WAITS, "stalled"):
+        return finding
+    for number, log in case.recorded(comm.key).items():
+        if not log.first <= seq <= log.calls:
+            continue
+        call = log.call(seq)
+        if call.state is not State.COMPLETED and (
+            what := raised_in(case.run.by_rank[number], call)
+        ):
+            finding = finding.with_note(
+                f"Rank {number} raised {what} in it, and waits there no more."
+            )
+    return finding
 
 
 def _errors(case: Case, finding: Finding) -> Iterable[str]:

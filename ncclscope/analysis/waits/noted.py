@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ncclscope.analysis.records import Records
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import comm_text, plural
-from ncclscope.model import Activity, Fact, Rank, Run
+from ncclscope.model import Activity, Call, Fact, Rank, Run
 from ncclscope.model.activities import (
     AGAIN_NS,
     COMM_INIT,
@@ -250,6 +250,18 @@ def raised(records: Records, rank: Rank) -> tuple[str, float] | None:
     if quiet is not None and rank.last_call(transfers=True) is not None and age > quiet:
         return None
     return printable(activity.detail)[:_SHOWN], age
+
+
+def raised_in(rank: Rank, call: Call) -> str:
+    """Return the exception that a process raised in a call of its own; empty without one.
+
+    It is at the line of the call, and newer than it.
+    """
+    activity, site = rank.activities.get(RAISED), call.user_site or call.site
+    if activity is None or not activity.detail or site is None or not call.time_ns:
+        return ""
+    what, _, where = printable(activity.detail)[:_SHOWN].partition(" at ")
+    return what if where == site and activity.since_ns >= call.time_ns else ""
 
 
 def thread_ended(rank: Rank) -> str:

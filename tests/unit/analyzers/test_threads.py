@@ -286,3 +286,25 @@ def test_an_exception_that_ended_a_thread_is_told_though_another_went_on(
     assert named(verdict) == ("not_joined", (2,))
     assert verdict.cause is not None
     assert ("ValueError" in verdict.cause.summary) is bool(ends)
+
+
+@pytest.mark.parametrize("line", ["train.py:9 step", "train.py:30 main"])
+def test_who_raised_in_a_call_waits_there_no_more(cluster_of: ClusterOf, line: str) -> None:
+    """An exception at another line may be of any work."""
+    cluster = cluster_of(4)
+    for _ in range(3):
+        cluster.post(cluster.everybody, "world", site="train.py:9 step")
+    cluster.post((0, 1, 3), "world", site="train.py:9 step", done=False)
+    run, since = cluster.run(), time.time_ns()
+    raised = Activity("raised", f"RuntimeError at {line}", 0, 1, since, since)
+    ranks = [
+        replace(rank, activities={"raised": raised}) if rank.rank == 3 else rank
+        for rank in run.ranks
+    ]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert named(verdict) == ("not_joined", (2,))
+    assert verdict.cause is not None
+    said = [note for note in verdict.cause.notes if "RuntimeError" in note]
+    assert len(said) == (line == "train.py:9 step")

@@ -210,7 +210,7 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     members = {*case.run.communicators[call.comm].ranks}
     for wait in graph.waits:
         own = wait.call
-        is_other = wait.rank != number and own.comm != call.comm
+        is_other = wait.rank != number and own.comm != call.comm and own.thread == call.thread
         if not is_other or {*case.run.communicators[own.comm].ranks} != members:
             continue
         if (own.sign(), own.site, own.user_site) == (call.sign(), call.site, call.user_site):

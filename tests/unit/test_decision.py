@@ -370,6 +370,27 @@ def test_a_rank_that_is_as_slow_as_ever_does_not_hang(
     assert diagnose(living(cluster.run(), 30.0)).status == "hung"
 
 
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+@pytest.mark.parametrize(("gap", "status"), [(6.0, "unknown"), (0.1, "hung")])
+def test_a_rank_that_sends_as_slowly_as_ever_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: float, status: str
+) -> None:
+    """Rank 0 waits to receive from rank 1, and rank 2 for both in a collective."""
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 3)
+    for _ in range(6):
+        clock[0] += int(gap * 1e9)
+        cluster.post([1], "world", "send", peer=0)
+        cluster.post([0], "world", "recv", peer=1)
+        cluster.post(range(3), "world")
+    cluster.post([0], "world", "recv", peer=1, done=False)
+    cluster.post([2], "world", done=False)
+
+    assert diagnose(living(cluster.run(), 11.0)).status == status
+    assert diagnose(living(cluster.run(), 30.0)).status == "hung"
+
+
 @pytest.mark.parametrize(
     ("op", "root", "rounds", "waits", "status"),
     [

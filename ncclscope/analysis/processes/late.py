@@ -18,6 +18,7 @@ from ncclscope.analysis.reservations import WAITS
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.waits.noted import doing
+from ncclscope.analysis.waits.pace import is_as_slow_as_ever
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -26,6 +27,7 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
+from ncclscope.engine.graph import WaitGraph
 from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.signature import P2P_OPS
@@ -54,6 +56,14 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     late = _awaited_in_all(case, findings)
     if late is not None:
         return [late, *(as_consequence(one) for one in findings)]
+    if ends := _slow_in_all(case, findings):
+        clause = f"; earlier pauses of {ranks_text(ends)} between calls were often as long"
+        return [
+            replace(one.with_clause(clause).undecided(ends), role="latent")
+            if one.role == "cause"
+            else one
+            for one in findings
+        ]
     found = [_late(case, one) for one in findings]
     if any(one.role == "cause" and one.kind != LATE for one in found):
         return [
@@ -66,17 +76,14 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
     """Return a finding about ranks at work in which each chain of waiting ends, transfers as well.
 
-    None where ranks wait in collectives alone, about which there are findings of each call.
+    None without a transfer in which a rank waits.
     """
-    causes = [one for one in findings if one.role == "cause"]
-    if not causes or any(one.kind not in (*WAITS, "p2p_mismatch") for one in causes):
+    graph = _graph_of_transfers(case, findings)
+    if graph is None:
         return None
-    graph = wait_graph(case)
-    ends, calls = graph.sinks, [wait.call for wait in graph.waits]
+    ends = graph.sinks
     shares = {rank: share_of_core(case, rank) for rank in ends}
-    if not ends or None in shares.values() or not any(call.op in P2P_OPS for call in calls):
-        return None
-    if graph.unfit or graph.abnormal or graph.released(ends) != graph.waiting.keys():
+    if None in shares.values() or graph.released(ends) != graph.waiting.keys():
         return None
     first = min((wait for wait in graph.waits if wait.awaited & ends), key=lambda wait: wait.rank)
     comm = case.run.communicators[first.call.comm]
@@ -101,6 +108,38 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         evidence=_uses(shares),
         inferred=(f"{ranks_text(absent)} may still come to the call",),
     )
+
+
+def _slow_in_all(case: Case, findings: Sequence[Finding]) -> list[int]:
+    """Return the ranks in which all chains of waiting end, where they often paused for as long.
+
+    Empty where one pauses for longer, or has ended, and without a transfer in which a rank waits.
+    """
+    graph = _graph_of_transfers(case, findings)
+    if graph is None or graph.released(graph.sinks) != graph.waiting.keys():
+        return []
+    for wait in graph.waits:
+        for rank in wait.awaited & graph.sinks:
+            known = case.run.by_rank[rank]
+            if known.details.get("stopped") or case.how_it_ended(known) is not None:
+                return []
+            if not is_as_slow_as_ever(case, rank, wait.call.comm, transfers=True):
+                return []
+    return sorted(graph.sinks)
+
+
+def _graph_of_transfers(case: Case, findings: Sequence[Finding]) -> WaitGraph | None:
+    """Return who waits for whom, where only waits are causes and some wait in transfers.
+
+    None where ranks wait in collectives alone, about which there are findings of each call.
+    """
+    causes = [one for one in findings if one.role == "cause"]
+    if not causes or any(one.kind not in (*WAITS, "p2p_mismatch") for one in causes):
+        return None
+    graph = wait_graph(case)
+    if not graph.sinks or graph.unfit or graph.abnormal:
+        return None
+    return graph if any(wait.call.op in P2P_OPS for wait in graph.waits) else None
 
 
 def _late(case: Case, finding: Finding) -> Finding:

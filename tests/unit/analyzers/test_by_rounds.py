@@ -84,9 +84,9 @@ def test_two_faults_at_once_are_two_causes(cluster_of: ClusterOf) -> None:
 
     assert causes(cluster) == [("not_joined", (1,), "likely"), ("not_joined", (2,), "likely")]
     verdict = cluster.verdict()
-    document = verdict.to_dict()
-    assert [one["diverging_ranks"] for one in document["verdict"]["causes"]] == [[1], [2]]
-    assert document["verdict"]["diverging_ranks"] == [1]
+    said = verdict.to_dict()["verdict"]
+    assert sorted(one["diverging_ranks"] for one in said["causes"]) == [[1], [2]]
+    assert said["diverging_ranks"] == said["causes"][0]["diverging_ranks"]
     assert all(one.summary in verdict.summary for one in verdict.causes)
 
 

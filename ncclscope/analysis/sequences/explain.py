@@ -88,7 +88,8 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
     if order is None and (threads := _by_threads(odd[1], peer[1], seq)) is not None:
         both = sum(threads)
         matched = max(min(map(len, parts)) - both, 0)
-        return EditExplanation([Edit(0, both, 0, both, matched)], order=threads)
+        edit = Edit(0, both, 0, both, matched)
+        return EditExplanation([edit], order=threads, other=found[0])
     blocks = [] if whole else block_edits(*parts)
     best = min([usual, *(cost for cost, _ in blocks)])
     rounds = None if whole or len(parts[0]) < 2 else left_out(odd[1], peer[1], seq)

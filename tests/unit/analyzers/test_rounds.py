@@ -359,3 +359,4 @@ def test_calls_of_two_threads_in_another_order_are_none_too_many(cluster_of: Clu
 
     found = cause(cluster)
     assert (found.kind, found.diverging_ranks, found.extent) == ("op_mismatch", (1,), 2)
+    assert found.confidence == "likely"

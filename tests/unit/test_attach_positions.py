@@ -220,6 +220,20 @@ def test_one_wake_in_a_collective_is_an_answer_and_polling_a_store_is_none() -> 
     assert motion(worker(0, GROUP, switches=1000), gap=10.0).condition == "still"
 
 
+@pytest.mark.parametrize(
+    ("blocked", "switches", "condition"),
+    [("poll", 20, "moving"), ("poll", 1, "still"), ("sleep", 20, "still"), ("lock", 20, "still")],
+)
+def test_who_polls_with_a_timeout_wakes_and_moves(
+    blocked: str, switches: int, condition: str
+) -> None:
+    """A rank that waits for an answer that never comes does not wake."""
+    one = worker(0, stack("train.py:1 <module>", "train.py:9 generate"), switches=switches)
+    samples = tuple(replace(sample, blocked=blocked) for sample in one.samples)
+
+    assert motion(replace(one, samples=samples), gap=10.0).condition == condition
+
+
 # --- who is apart -----------------------------------------------------------------------------
 
 

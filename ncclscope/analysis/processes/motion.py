@@ -38,6 +38,9 @@ MANY_SWITCHES = 10.0
 A thread that hangs in a gloo collective makes none in seconds; one that exchanges small tensors
 makes thousands.
 """
+POLLS = 0.5
+"""The same for a thread that polls with a timeout, as for the answer of a server: who waits for
+something that never comes does not wake."""
 STARTED_BUSY = 0.1
 """The same for all processes that a rank has started: it may wait for one that shares a core."""
 MOVED_BYTES = 1 << 16
@@ -318,7 +321,8 @@ def _activity(
         if rate > MANY_SWITCHES:
             return Movement(Sign.SWITCHES, (rate,))
         return Movement(Sign.WAKES, (switches, gap))
-    if waits is None and rate > MANY_SWITCHES and blocked != "sleep":
+    least = POLLS if blocked == "poll" else MANY_SWITCHES
+    if waits is None and rate > least and blocked != "sleep":
         return Movement(Sign.SWITCHES, (rate,))
     if waits in (None, "sleep", "file") and main_cpu > BUSY:
         return Movement(Sign.CORE, (main_cpu,))

@@ -357,8 +357,8 @@ def may_follow(call: Call, loop: Sequence[Call]) -> bool:
     In the function of the loop that shows by its line. From another function, only a barrier is
     taken for the end of a loop: other calls may be a part of it that one rank alone has.
     """
-    place = _place(call.user_site or call.site)
-    known = [found for one in loop if (found := _place(one.user_site or one.site)) is not None]
+    place = place_of(call.user_site or call.site)
+    known = [found for one in loop if (found := place_of(one.user_site or one.site)) is not None]
     if place is None or len(known) < len(loop):
         return False
     lines = [line for file, function, line in known if (file, function) == place[:2]]
@@ -367,7 +367,7 @@ def may_follow(call: Call, loop: Sequence[Call]) -> bool:
     return call.op in BARRIERS and call.user_site is None
 
 
-def _place(site: str | None) -> tuple[str, str, int] | None:
+def place_of(site: str | None) -> tuple[str, str, int] | None:
     """Return file, function and line of a call site, ``file:line function``."""
     where, _, function = (site or "").partition(" ")
     file, _, line = where.rpartition(":")

@@ -615,3 +615,29 @@ def test_a_rank_that_has_exited_does_not_wait_for_work(
 
     assert verdict.status == "ok"
     assert verdict.to_dict()["summary"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("loop", "kind"), [((8, 9), "op_mismatch"), ((), "missing_call"), ((3, 5), "missing_call")]
+)
+def test_who_is_seen_in_the_loop_has_not_left_it(
+    tmp_path: Path, loop: tuple[int, ...], kind: str
+) -> None:
+    """The handler of a signal posts a barrier in the middle of a round, on one rank alone."""
+    cluster = Cluster(tmp_path, 4)
+    for count in range(6):
+        cluster.post(range(4), "world", site="train.py:8 step")
+        if count < 5:
+            cluster.post(range(4), "world", "all_gather", site="train.py:9 step")
+    cluster.post((0, 1, 3), "world", "all_gather", site="train.py:9 step", done=False)
+    cluster.post((2,), "world", "barrier", shape=None, site="train.py:30 save", done=False)
+    outer, inside, *rest = stack("train.py:1 <module>", "train.py:9 step", "train.py:30 save")
+    handler = (outer, replace(inside, loop=loop), *rest)
+    seen = snapshot(
+        [worker(rank, handler if rank == 2 else (outer, inside)) for rank in range(4)], 12.0
+    )
+
+    cause = diagnose(replace(living(cluster.run(), 12.0), snapshot=seen)).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == (kind, (2,))

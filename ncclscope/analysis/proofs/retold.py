@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.proofs.proof import play, repair_of
 from ncclscope.analysis.sequences.align import side_by_side
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.engine.repair import MOST_RANKS
-from ncclscope.engine.rounds import distances, left_out, may_follow
+from ncclscope.engine.rounds import distances, left_out, may_follow, place_of
 
 LOOP = 64
 """Calls of a rank before a difference whose lines are taken for those of the loop."""
@@ -30,7 +31,7 @@ def retold(case: Case, differences: Sequence[Difference]) -> list[Difference]:
         case: The case.
         differences: Its differences.
     """
-    found = list(differences)
+    found = [_unless_inside(case, one) for one in differences]
     open_ones = [place for place, one in enumerate(found) if _is_open(one)]
     graph = wait_graph(case) if open_ones and len(case.run.ranks) <= MOST_RANKS else None
     if graph is None or not graph.waiting:
@@ -47,6 +48,39 @@ def retold(case: Case, differences: Sequence[Difference]) -> list[Difference]:
                 found[place] = other
                 break
     return found
+
+
+def _unless_inside(case: Case, difference: Difference) -> Difference:
+    """Return a difference as one call in place of another where no rank has left the loop.
+
+    The handler of a signal, for instance, posts calls of its own in the middle of a round.
+    """
+    rounds = difference.rounds
+    if rounds is None or not rounds.left or case.run.snapshot is None or not difference.odd:
+        return difference
+    motions = read_motions(case.run.snapshot)
+    here = place_of(difference.peer_call.user_site or difference.peer_call.site)
+    if here is None or not all(_is_inside(motions.get(rank), *here) for rank in difference.odd):
+        return difference
+    edit, logs = Edit(0, 1, 0, 1, 0), case.logs(difference.comm.key)
+    both = logs[difference.odd[0]], logs[difference.peers[0]]
+    return replace(
+        difference,
+        edits=(edit,),
+        aligned=tuple(side_by_side(*both, difference.seq, [edit])),
+        other=difference.first,
+        rounds=None,
+    )
+
+
+def _is_inside(motion: Motion | None, file: str, function: str, line: int) -> bool:
+    """Return whether a rank, below any function that it calls, is in the loop around a line."""
+    return motion is not None and any(
+        (frame.base, frame.name) == (file, function)
+        and frame.loop
+        and frame.loop[0] <= line <= frame.loop[-1]
+        for frame in motion.frames
+    )
 
 
 def _is_open(difference: Difference) -> bool:

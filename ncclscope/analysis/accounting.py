@@ -206,7 +206,12 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
 
 
 def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Call | None:
-    """Return the call in which peers wait that is the same, on another group of the same ranks."""
+    """Return the call in which peers wait that is the same, on another group of the same ranks.
+
+    Where the call is the first of its group, which of the two is meant is not known.
+    """
+    if call.seq == 1:
+        return None
     members = {*case.run.communicators[call.comm].ranks}
     for wait in graph.waits:
         own = wait.call

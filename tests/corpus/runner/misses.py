@@ -68,11 +68,6 @@ _LIST = (
         "between runs, although two further ranks are where one of them is",
         always=False,
     ),
-    Miss(
-        "mesh_two_skip", _TRACED, "wrong rank",
-        "of two ranks that left out a call of different groups, one is named and the other is "
-        "taken for a consequence",
-    ),
 )  # fmt: skip
 
 MISSES = {(miss.program, way): miss for miss in _LIST for way in miss.ways}

@@ -64,8 +64,12 @@ def repaired(run: Run, changes: Mapping[int, Sequence[Change]]) -> Run | None:
     for rank in run.ranks:
         logs, device = dict(rank.logs), dict(rank.device)
         own = changes.get(rank.rank, ())
-        for key in dict.fromkeys(change.comm for change in own):
-            log = _changed(run, rank, key, [one for one in own if one.comm == key])
+        # Calls that were dropped do not count among those behind which others are added.
+        for key in dict.fromkeys(
+            one.comm for one in sorted(own, key=lambda one: one.add > one.drop)
+        ):
+            there = replace(rank, logs=logs)
+            log = _changed(run, there, key, [one for one in own if one.comm == key])
             if log is None:
                 return None
             logs[key] = log

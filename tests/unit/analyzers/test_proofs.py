@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from ncclscope import diagnose, open_run
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.proofs.proof import Played, Proof
 from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.engine.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call, Finding
+from tests.corpus.registry import all_cases
 from tests.support.cluster import Cluster
 from tests.worlds.sample import sample, verdict_on
 
@@ -195,3 +198,17 @@ def test_a_repair_releases_nobody_who_comes_to_a_further_call_that_differs(
     played = Played(frozenset({0, 1, 2}), WaitGraph(waits, [further]), frozenset({3}), frozenset())
 
     assert played.held() == held
+
+
+def test_calls_moved_to_another_communicator_come_in_the_order_of_the_peers(tmp_path: Path) -> None:
+    """Rank 3 posted two calls on ep:0 that belong between others on the world."""
+    all_cases()["other_communicator.rings"].write(tmp_path / "case")
+
+    found = diagnose(open_run(tmp_path / "case")).cause
+
+    assert found is not None
+    assert (found.kind, found.diverging_ranks, found.confidence) == ("comm_swap", (3,), "certain")
+    proof = found.proof or {}
+    calls = proof["repair"]["calls"]
+    assert sum(one["add"] for one in calls) == sum(one["drop"] for one in calls) == 2
+    assert proof["releases"] == proof["of"] == 4

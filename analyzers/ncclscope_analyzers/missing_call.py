@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import contrast, from_difference, subject
+from ncclscope.analysis.findings import contrast, from_difference, graphs_text, subject
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.wording import (
     call_text,
@@ -82,7 +82,7 @@ def _summary(case: Case, difference: Difference) -> str:
     rounds = difference.rounds
     if rounds is not None and _is_by_habit(difference) and (rounds.left or rounds.rounds > 1):
         return _left_out(case, difference)
-    if _is_by_habit(difference):
+    if _is_by_habit(difference) and not graphs_text(difference):
         who = "it" if len(difference.odd) == 1 else "they"
         them = "that call" if difference.first.deleted == 1 else f"{count} from that one on"
         return (

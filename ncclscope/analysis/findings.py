@@ -27,16 +27,12 @@ def contrast(difference: Difference) -> str:
     """Return ``call 5, all_reduce sum [8] on ranks 0-2, is all_gather [8] there``."""
     odd, peer = call_text(difference.odd_call), call_text(difference.peer_call)
     theirs = f"call {difference.seq}, {peer}"
+    graphs = graphs_text(difference)
     if odd != peer:
-        return f"{theirs} on {ranks_text(difference.peers)}, is {odd} there"
-    replays = difference.odd_call.replay, difference.peer_call.replay
-    if difference.item is Item.GRAPHS and None not in replays:
-        own, other = (plural(one.calls, "call") for one in replays if one is not None)
-        graph = f"graph {difference.odd_call.graph}"
-        return (
-            f"{theirs}, is the first that differs: {graph} has {own} there, "
-            f"that of {ranks_text(difference.peers)} has {other}"
-        )
+        more = f": {graphs}" if graphs else ""
+        return f"{theirs} on {ranks_text(difference.peers)}, is {odd} there{more}"
+    if difference.item is Item.GRAPHS and graphs:
+        return f"{theirs}, is the first that differs: {graphs}"
     lines = difference.odd_call.site, difference.peer_call.site
     if None not in lines and lines[0] != lines[1]:
         return (
@@ -52,6 +48,20 @@ def contrast(difference: Difference) -> str:
     return (
         f"from {theirs}, on it is {plural(abs(difference.surplus), 'call')} {side} "
         f"{ranks_text(difference.peers)}"
+    )
+
+
+def graphs_text(difference: Difference) -> str:
+    """Return ``graph 1 has 3 calls there, that of ranks 0 2 has 4``; empty where both have as many.
+
+    Empty, too, where one of the calls was not replayed from a graph.
+    """
+    own, other = difference.odd_call.replay, difference.peer_call.replay
+    if own is None or other is None or own.calls == other.calls:
+        return ""
+    return (
+        f"graph {difference.odd_call.graph} has {plural(own.calls, 'call')} there, "
+        f"that of {ranks_text(difference.peers)} has {plural(other.calls, 'call')}"
     )
 
 

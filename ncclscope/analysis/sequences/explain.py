@@ -84,7 +84,9 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
         return EditExplanation([ONE_FOR_ANOTHER] if same else found)
     parts = [_signatures(log, seq) for _, log in (odd, peer)]
     usual = cost_of(found, *parts)
-    order = _reordered(odd, peer, seq, parts)
+    # One of two graphs of different lengths lacks calls: nothing is in the opposite order.
+    is_shorter = bool(whole) and whole[0].inserted != whole[0].deleted
+    order = None if is_shorter else _reordered(odd, peer, seq, parts)
     if order is None and (threads := _by_threads(odd[1], peer[1], seq)) is not None:
         both = sum(threads)
         matched = max(min(map(len, parts)) - both, 0)

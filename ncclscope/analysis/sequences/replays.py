@@ -142,6 +142,13 @@ def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int
     if mine and theirs and (mine.seq, mine.calls) == (theirs.seq, theirs.calls):
         # Equally many calls, none skipped: captured in another order.
         return [Edit(0, 1, 0, 1, 0)] if mine.seq < seq or _as_many(mine, odd, peer) else []
+    for start in {block.seq for block in (mine, theirs) if block is not None}:
+        first, same = block_at(*odd, start), block_at(*peer, start)
+        if not first or not same or (first.seq, first.graph) != (same.seq, same.graph):
+            continue  # other graphs may be pieces of one another
+        if first.seq == start and first.calls != same.calls:
+            edit = _captured_fewer(first, same, odd[1], peer[1], seq)
+            return [] if edit is None else [edit]
     for block, inserted, deleted in ((theirs, 0, 1), (mine, 1, 0)):
         if block is None or block.seq != seq:
             continue
@@ -153,6 +160,28 @@ def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int
         if matched > (block.calls if alike else 0) and list(own[:matched]) == list(other[:matched]):
             return [Edit(0, inserted, 0, deleted, matched)]
     return []
+
+
+def _captured_fewer(
+    mine: Block, theirs: Block, odd: CallLog, peer: CallLog, seq: int
+) -> Edit | None:
+    """Return what one of two replays from one call on lacks, in a row, of the other's calls.
+
+    Args:
+        mine: The replay of the diverging rank.
+        theirs: That of its peer.
+        odd: The diverging rank's calls.
+        peer: The peer's calls.
+        seq: The first differing call.
+    """
+    own = list(odd.signatures(seq, min(odd.calls + 1, mine.seq + mine.calls)))
+    other = list(peer.signatures(seq, min(peer.calls + 1, theirs.seq + theirs.calls)))
+    more = mine.calls - theirs.calls
+    longer, shorter = (own[more:], other) if more > 0 else (other[-more:], own)
+    matched = min(len(longer), len(shorter))
+    if longer[:matched] != shorter[:matched]:
+        return None
+    return Edit(0, max(more, 0), 0, max(-more, 0), matched)
 
 
 def _as_many(block: Block, odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> bool:

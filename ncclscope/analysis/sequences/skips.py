@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
-from ncclscope.analysis.sequences.align import side_by_side
+from ncclscope.analysis.sequences.align import LOOKAHEAD, side_by_side
 from ncclscope.analysis.sequences.difference import Difference, Item
 from ncclscope.analysis.sequences.edits import Edit
+from ncclscope.analysis.sequences.edits import edits as fewest_edits
 from ncclscope.analysis.sequences.shifts import (
     Shift,
     expected,
@@ -112,6 +113,8 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         extra = shifted((odd.calls + 1, peer.calls + 1))
         if extra is not None and extra.inserted and extra.matched >= first.matched:
             found = extra
+    if found is None and len(difference.edits) > 1:
+        return _by_lines(difference, odd, peer) or difference
     if found is None:
         return _from_other_lines(records, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)
@@ -138,6 +141,39 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         rounds=None,
         equal=found.equal,
     )
+
+
+def _by_lines(difference: Difference, odd: CallLog, peer: CallLog) -> Difference | None:
+    """Return a difference as one that lines explain in fewer edits; None where they do not.
+
+    The first of the calls in question equal those of the peers, but for their lines.
+    """
+    seq = first_other_line(odd, peer, difference.seq)
+    if seq is None:
+        return None
+    found = fewest_edits(*(_with_lines(log, seq) for log in (odd, peer)))
+    fewer = 0 < len(found) < len(difference.edits)
+    if not fewer or bool(found[0].inserted) == bool(found[0].deleted) or found[0].start:
+        return None
+    return replace(
+        difference,
+        seq=seq,
+        odd_call=odd.call(seq),
+        peer_call=peer.call(seq),
+        edits=tuple(found),
+        aligned=tuple(side_by_side(odd, peer, seq, found)),
+        order=None,
+        other=None,
+        rounds=None,
+        item=Item.LINES,
+        noticed=difference.seq,
+    )
+
+
+def _with_lines(log: CallLog, seq: int) -> list[int]:
+    stop = min(log.calls + 1, seq + LOOKAHEAD)
+    pairs = zip(log.signatures(seq, stop), log.sites(seq, stop), strict=True)
+    return [hash((int(signature), site)) for signature, site in pairs]
 
 
 def _from_other_lines(

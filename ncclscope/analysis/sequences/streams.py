@@ -87,8 +87,8 @@ def _count(
         until: The peer's calls up to the one that it posted instead.
     """
     call = own[place]
-    if call.site is None or call.op in CREATION_OPS:
-        return 0
+    if call.site is None or call.op in CREATION_OPS or until[-1] not in until[:-1]:
+        return 0  # the peer's call is new, so that the rank may have left it out
     left_out = _distance_on(until, mine[place])
     if left_out == inf and call.op not in P2P_OPS and _others_came(run, call):
         return 0

@@ -99,8 +99,10 @@ def _swaps_of(records: Records, rank: Rank, own: Sequence[Difference]) -> Iterat
                 # shifts.
                 count = -(_lead(records, rank, key) or 0)
             # A rank that is behind has not skipped calls. But if it is behind by exactly the number
-            # of extra calls elsewhere, and by more than one, that is no coincidence.
-            if count in surplus and (fewer is not None or count > 1):
+            # of extra calls elsewhere, and by more than one, that is no coincidence. Nor is a call
+            # too many of a line that else posts on the communicator on which one is missing.
+            known = fewer is not None or count > 1 or _is_of_line_on(rank, more, key)
+            if count in surplus and known:
                 yield _from_differences(records, rank.rank, more, fewer, key, count)
     for fewer in own:
         if fewer.surplus < 0:
@@ -143,6 +145,26 @@ def _usual_on(rank: Rank, key: str, call: Call) -> bool:
     return any(
         _alike(call, own) for own in log.span(max(log.first, log.calls - PAST), log.calls + 1)
     )
+
+
+def _is_of_line_on(rank: Rank, more: Difference, key: str) -> bool:
+    """Return whether the line of an extra call else posts on another communicator, and only there.
+
+    Args:
+        rank: The rank.
+        more: The extra call.
+        key: The other communicator.
+    """
+    posted = more.odd_call
+    if posted.site is None:
+        return False
+
+    def count(log: CallLog) -> int:
+        near = log.span(max(log.first, log.calls - PAST), log.calls + 1)
+        lines = [(one.site, one.user_site) for one in near if _alike(one, posted)]
+        return lines.count((posted.site, posted.user_site))
+
+    return count(rank.logs[key]) > 1 and count(rank.logs[more.comm.key]) == 1
 
 
 def _alike(one: Call, other: Call) -> bool:

@@ -268,9 +268,8 @@ def _passed(entries: Sequence[Entry], newest: int) -> int:
         newest: Position of its last call on any group.
     """
     last = next((entry for entry in reversed(entries) if entry.retired), None)
-    if last is None:
-        return 0
-    return last.seq if last.position < newest else last.seq - 1
+    seq = 0 if last is None else last.seq
+    return seq if last is None or last.position < newest else seq - 1
 
 
 def _newest(own: Sequence[Rank]) -> int:

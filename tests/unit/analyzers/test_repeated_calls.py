@@ -154,3 +154,20 @@ def test_a_host_that_waited_for_a_later_call_did_not_wait_for_the_one_before(
     assert {rank: (one.comm.label, one.absent) for rank, one in waits.items()} == dict.fromkeys(
         (0, 1, 3), ("world", (2,))
     )
+
+
+def test_a_rank_whose_peers_came_to_a_new_group_has_not_repeated_a_call(
+    cluster_of: ClusterOf,
+) -> None:
+    """Its call is the one that follows in each round; that of its peers is new."""
+    cluster = cluster_of(4)
+    for _ in range(7):
+        cluster.post(range(4), "world", site="train.py:14 step", backend="nccl")
+    peers = [0, 2, 3]
+    cluster.post(peers, "writers", site="train.py:19 save", done=False, backend="nccl")
+    cluster.post([1], "world", site="train.py:14 step", done=False, backend="nccl")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (1,))

@@ -205,6 +205,30 @@ def test_a_graph_of_equal_calls_that_has_another_number_of_them(
     assert f"graph 1 has {own} calls there" in cause.summary
 
 
+@pytest.mark.parametrize("lacking", [0, 1, 3])
+def test_a_graph_that_lacks_a_call_among_calls_of_two_sizes(
+    cluster_of: ClusterOf, lacking: int
+) -> None:
+    """What is left of it may look like two calls in the opposite order."""
+    cluster = cluster_of(4)
+    whole = [("all_reduce", {"shape": (size,)}) for size in (24, 64, 24, 64)]
+    for _, given in whole:
+        cluster.post(cluster.everybody, "tp:0", **given)
+    graphs = []
+    for rank in cluster.everybody:
+        calls = [call for number, call in enumerate(whole) if rank != 1 or number != lacking]
+        graphs.append(cluster.capture(rank, calls))
+    replay([graphs[1]], times=2)
+    replay(graphs[rank] for rank in (0, 2, 3))
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.extent) == ("missing_call", (1,), 1)
+    assert cause.seq == 4 + 1 + lacking
+    assert "graph 1 has 3 calls there, that of ranks 0 2 3 has 4 calls" in cause.summary
+
+
 def test_a_swap_inside_a_captured_graph(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     calls = [("all_gather", {"shape": (2, 8)}), ("all_reduce", {"shape": (8, 8)})] * 4

@@ -567,3 +567,37 @@ def test_of_a_pair_neither_is_named_where_the_other_replica_differs_as_well(
 
     assert verdict.cause is not None
     assert verdict.cause.confidence == "ambiguous"
+
+
+def test_lines_show_a_forward_too_many_that_fewer_edits_explain(cluster_of: ClusterOf) -> None:
+    """Its first calls equal those of the step to come; one call more is prefetched after it."""
+    cluster = cluster_of(4)
+    forward, sample = "train.py:26 main", "train.py:13 sample"
+
+    def post(ranks: list[int], op: str, size: int, site: str) -> None:
+        cluster.post(ranks, "world", op, shape=(size,), site=site, done=False, backend="nccl")
+
+    def step(ranks: list[int], *, more: bool = False) -> None:
+        for size in (96, 32):
+            post(ranks, "all_gather", size, forward)
+        for size in (32, 96):
+            post(ranks, "all_gather", size, "train.py:27 main")
+        post(ranks, "reduce_scatter", 128, "train.py:27 main")
+        if more:
+            post(ranks, "all_gather", 32, "train.py:27 main")
+        post(ranks, "reduce_scatter", 160, "train.py:27 main")
+
+    for _ in range(6):
+        step([0, 1, 2, 3])
+    for size in (96, 32):
+        post([1], "all_gather", size, sample)
+    step([0, 2, 3])
+    step([1], more=True)
+    step([0, 1, 2, 3])
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.extent) == ("extra_call", (1,), 2)
+    assert cause.odd is not None
+    assert (cause.seq, cause.odd.site) == (37, sample)

@@ -130,3 +130,25 @@ def test_an_operation_in_the_first_round_may_follow_a_skip(cluster_of: ClusterOf
 
     assert (found.kind, found.diverging_ranks) == ("op_mismatch", (1,))
     assert found.confidence == "likely"
+
+
+def test_a_line_of_another_communicator_shows_where_its_only_call_too_many_belongs(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 0 goes on on both: it is one call ahead on the one, and one behind on the other."""
+    cluster = cluster_of(4)
+
+    def load(ranks: list[int], label: str) -> None:
+        how = {"shape": (8,), "root": 0, "site": OWN, "done": False, "backend": "nccl"}
+        cluster.post(ranks, label, "broadcast", **how)
+
+    for number in range(8):
+        load([1, 2, 3], "loader")
+        load([0], "trainer" if number == 4 else "loader")
+        cluster.post(cluster.everybody, "trainer", site=LINE, done=False, backend="nccl")
+
+    found = _cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("comm_swap", (0,))
+    assert found.comm is not None
+    assert (found.comm.label, found.seq) == ("trainer", 5)

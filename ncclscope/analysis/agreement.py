@@ -308,8 +308,15 @@ def _left_open(case: Case) -> list[int]:
     return [
         rank.rank
         for rank in case.run.ranks
-        if rank.details.get("dumped") and rank.rank in case.waits.heads
+        if rank.details.get("dumped")
+        and (rank.rank in case.waits.heads or _shows_no_end(case, rank))
     ]
+
+
+def _shows_no_end(case: Case, rank: Rank) -> bool:
+    """Return whether none of a rank's calls is known to have completed, though NCCL reports it."""
+    backends = {case.run.communicators[key].backend for key, log in rank.logs.items() if log.calls}
+    return not rank.details.get("tells") and any("nccl" in one for one in backends)
 
 
 def _exited(run: Run, number: int) -> bool:

@@ -290,7 +290,7 @@ class _Dump:
                 "pg_id": int(self._names[call.group]),
                 "process_group": (self._names[call.group], self._description(call.group)),
                 "thread_name": "python",
-                "thread_id": "140113090739072",
+                "thread_id": str(140113090739072 + call.more.get("thread", 0)),
                 "collective_seq_id": self._counts.get((call.group, False), 0),
                 "p2p_seq_id": self._counts.get((call.group, True), 0),
                 "op_id": self._ops[call.group] - self._hooked,

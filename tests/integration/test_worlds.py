@@ -23,6 +23,11 @@ RANDOM: Mapping[int, Mapping[str, int]] = {
     1: {"other story": 15},
     2: {"other story": 12},
 }
+# Dumps hold no roots and reductions: some of the wrong answers cannot be right.
+DUMPS: Mapping[str, tuple[int, Mapping[str, int]]] = {
+    "torch-2.13": (1, {"other story": 16, "wrong": 6}),
+    "torch-2.15": (2, {"other story": 12, "wrong": 4, "ok and hung": 1}),
+}
 ENDED: Mapping[str, int] = {"other story": 2}
 RUNNING: Mapping[str, int] = {"other story": 2}
 PROOFS: Mapping[int, int] = {1: 29, 2: 28}
@@ -62,6 +67,17 @@ def test_random_jobs_get_no_more_bad_verdicts(seed: int, tmp_path: Path) -> None
     refused = [one for one in proofs if one["word"] == REFUSED]
     assert len([one for one in proofs if one["word"] == AGREES]) > 10 * len(refused)
     assert len(refused) <= PROOFS[seed], refused
+
+
+@pytest.mark.parametrize("kind", DUMPS)
+def test_dumps_of_random_jobs_get_no_more_bad_verdicts(kind: str, tmp_path: Path) -> None:
+    seed, ceilings = DUMPS[kind]
+    options = ("--count", str(COUNT), "--seed", str(seed), "--records", kind)
+
+    found = results(tmp_path / "dumps.json", *options)
+
+    assert len(found) == COUNT
+    assert over(found, ceilings) == {}
 
 
 @pytest.mark.parametrize("state", SMALL)

@@ -90,7 +90,7 @@ def _calls(outcome: Outcome) -> list[tuple[int, list[Any]]]:
 
 def _posted(workload: Workload, rank: int, each: Any) -> Posted:
     act: Act = each.act
-    more: dict[str, Any] = {"site": act.site}
+    more: dict[str, Any] = {"site": act.site, "thread": act.thread}
     for name in ("redop", "root", "peer"):
         if (value := getattr(act, name)) is not None:
             more[name] = value

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ncclscope.model import State
+from ncclscope.model.threads import SEVERAL
 from ncclscope.readers.budget import Budget
 from ncclscope.readers.flight_recorder.entry import Entry, posted, together
 from ncclscope.readers.flight_recorder.group import (
@@ -26,6 +27,8 @@ _STAMPS = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _CHECK_EVERY = 32
 """Entries between two checks of the budget: each may share the maximum number of tensors."""
 _MOST_FRAMES = 256
+_LONGEST_THREAD = 64
+"""Characters of the identifier of a thread."""
 _LATEST = 64
 """Entries at the end of a dump that are searched for its newest time stamp."""
 
@@ -79,6 +82,8 @@ class DumpBuilder:
         """Containers by what an entry says of its group, undecoded."""
         self._stacks: dict[tuple[int, ...], list[Any]] = {}
         self._newest = 0
+        self._threads: dict[str, int] = {}
+        """Number of each thread, from 1, by what entries call it."""
 
     def build(self) -> Dump:
         """Return the dump.
@@ -113,6 +118,7 @@ class DumpBuilder:
             integer(get("time_created_ns")),
             integer(get("timeout_ms")) or 0,
             self._stack(get("frames")),
+            self._thread(get("thread_id")),
         )
         if not call.p2p:
             held.calls.append(own)
@@ -127,6 +133,12 @@ class DumpBuilder:
         if not isinstance(frames, list) or len(frames) > _MOST_FRAMES:
             return frames
         return self._stacks.setdefault(tuple(map(id, frames)), frames)
+
+    def _thread(self, name: Any) -> int:
+        """Return the number of a thread; 0 without a name."""
+        if not isinstance(name, str) or not name or len(name) > _LONGEST_THREAD:
+            return 0
+        return self._threads.setdefault(name, min(len(self._threads) + 1, SEVERAL))
 
     def _held(self, where: Any, number: Any, backend: str) -> Held:
         """Return the container of a group's calls.

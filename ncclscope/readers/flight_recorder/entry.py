@@ -97,6 +97,7 @@ class Entry(NamedTuple):
         time_ns: Time at which it was enqueued, in ns since 1970.
         timeout_ms: Timeout of the watchdog in ms; 0 if unknown.
         frames: The stack, undecoded.
+        thread: Number of the thread that posted it, from 1; 0 if the dump does not name it.
     """
 
     seq: int
@@ -107,6 +108,7 @@ class Entry(NamedTuple):
     time_ns: int | None
     timeout_ms: int
     frames: Any
+    thread: int = 0
 
 
 _Shapes = tuple[tuple[int, ...], ...]

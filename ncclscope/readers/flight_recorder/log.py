@@ -50,7 +50,7 @@ class LazyCalls(Sequence[Call]):
         entries: Entries in order.
         done: Retired entries up to this sequence number count as completed.
         by_time: Whether a call's position is its time (ns): two dumps of one process have no
-            other common order.
+            other common order, and each numbers threads on its own.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class LazyCalls(Sequence[Call]):
             user_site=places.user,
             time_ns=entry.time_ns,
             state=state,
+            thread=0 if self._by_time else entry.thread,
             **{name: getattr(entry.posted, name) for name in _SHARED},
         )
 
@@ -127,3 +128,9 @@ class DumpLog(ListLog):
             signatures=[call.signature for call in posted],
         )
         self.ops = frozenset([call.op for call in posted])
+        self._threads = [0 if by_time else entry.thread for entry in entries]
+
+    def threads(self, start: int, stop: int) -> Sequence[int]:
+        """Return the thread that posted each of the calls in ``[start, stop)``; 0: not known."""
+        low = max(start - self.first, 0)
+        return self._threads[low : max(stop - self.first, low)]

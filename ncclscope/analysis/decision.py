@@ -386,16 +386,20 @@ def _left_by_exception(case: Case, finding: Finding) -> Finding:
     comm, seq = finding.comm, finding.seq
     if comm is None or seq is None or finding.kind not in (*WAITS, "stalled"):
         return finding
-    for number, log in case.recorded(comm.key).items():
-        if not log.first <= seq <= log.calls:
-            continue
-        call = log.call(seq)
-        if call.state is not State.COMPLETED and (
-            what := raised_in(case.run.by_rank[number], call)
-        ):
-            finding = finding.with_note(
-                f"Rank {number} raised {what} in it, and waits there no more."
-            )
+    posted = {
+        number: log.call(seq)
+        for number, log in case.recorded(comm.key).items()
+        if log.first <= seq <= log.calls
+    }
+    left = {
+        number: what
+        for number, call in posted.items()
+        if call.state is not State.COMPLETED and (what := raised_in(case.run.by_rank[number], call))
+    }
+    if len(left) == len(posted):
+        return finding  # they have all given it up, as after its timeout
+    for number, what in left.items():
+        finding = finding.with_note(f"Rank {number} raised {what} in it, and waits there no more.")
     return finding
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -47,35 +46,35 @@ class Rank:
         self.pair = pairs[rank // 2]
         self.other = dist.new_group(list(range(WORLD)), group_desc="ep")
         self.works: list[Any] = []
+        self._returns = False
 
     def reduce(self, *shape: int, group: Any = None, dtype: Any = torch.float32) -> None:
-        dist.all_reduce(torch.ones(shape, dtype=dtype), group=group)
+        tensor = torch.ones(shape, dtype=dtype)
+        self._keep(dist.all_reduce(tensor, group=group, async_op=self._returns))
 
     def gather(self, *shape: int, group: Any = None) -> None:
         own = torch.ones(shape)
-        size = dist.get_world_size(group)
-        dist.all_gather([torch.empty(shape) for _ in range(size)], own, group=group)
+        out = [torch.empty(shape) for _ in range(dist.get_world_size(group))]
+        self._keep(dist.all_gather(out, own, group=group, async_op=self._returns))
 
     def reduce_to_one(self, *shape: int) -> None:
-        dist.reduce(torch.ones(shape), 0)
+        self._keep(dist.reduce(torch.ones(shape), 0, async_op=self._returns))
 
     def spread(self, *shape: int) -> None:
-        dist.broadcast(torch.ones(shape), 0)
+        self._keep(dist.broadcast(torch.ones(shape), 0, async_op=self._returns))
+
+    def _keep(self, work: Any) -> None:
+        if work is not None:
+            self.works.append(work)
 
     def pending(self, call: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Make a call that does not return; the rank goes on when it has been posted."""
-
-        def post() -> None:
-            try:
-                call(*arguments, **options)
-            except Exception as error:  # a peer of other mind, or one that ended
-                print(f"rank {self.rank}: {error}"[:120], file=sys.stderr)
-
+        """Post a call that does not complete, without waiting for it."""
         before = recorded()
-        thread = threading.Thread(target=post, daemon=True)
-        thread.start()
+        self._returns = True
+        call(*arguments, **options)
+        self._returns = False
         while recorded() == before:
-            thread.join(0.005)
+            time.sleep(0.005)
 
     def steps(self, count: int = 3) -> None:
         """What a healthy program does."""
@@ -186,7 +185,7 @@ def skip_of_equals(rank: Rank) -> None:
     if rank.rank == 2:
         dist.all_reduce(torch.ones(4, 2))
     else:
-        rank.pending(dist.all_reduce, torch.ones(4, 2))
+        rank.pending(rank.reduce, 4, 2)
 
 
 def extra(rank: Rank) -> None:

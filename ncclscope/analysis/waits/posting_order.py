@@ -130,8 +130,9 @@ class PostingOrder(Waits):
         """Return the calls themselves."""
         calls = [
             call
-            for key in starts.keys() & rank.logs.keys()
-            for call in rank.logs[key].span(starts[key], rank.logs[key].calls + 1)
+            for key, log in rank.logs.items()
+            if key in starts
+            for call in log.span(starts[key], log.calls + 1)
         ]
         return sorted(calls, key=lambda call: call.position)
 

@@ -55,29 +55,26 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = list(findings)
     else:
         found = _accounted(case, graph, _without_redundant(graph, findings))
-    return _beside_the_dead(_joined(_proved(case, graph, decided_by_rounds(case, graph, found))))
+    return _beside_others(_joined(_proved(case, graph, decided_by_rounds(case, graph, found))))
 
 
-def _beside_the_dead(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings in which a rank that is late, beside one that is dead, is at most likely.
+def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in which a rank that is late, beside another cause, is at most likely.
 
-    It may wait for the dead one in a transfer that is not known to have completed.
+    It may wait for a rank of that one, in what is not known to have completed.
     """
-    dead = {rank for one in findings if _is_dead(one) for rank in one.diverging_ranks}
-    return [
-        replace(
-            one,
-            confidence="likely",
-            inferred=(*one.inferred, f"it may wait for {ranks_text(sorted(dead))}, which ended"),
-        )
-        if dead and one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
-        else one
-        for one in findings
-    ]
-
-
-def _is_dead(finding: Finding) -> bool:
-    return finding.role == "cause" and finding.kind == "dead_rank"
+    causes = [one for one in findings if one.role == "cause"]
+    found: list[Finding] = []
+    for one in findings:
+        named = {rank for each in causes if each is not one for rank in each.diverging_ranks}
+        others = sorted(named.difference(one.diverging_ranks))
+        sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
+        if sure and others:
+            doubt = f"it may wait for {ranks_text(others)}"
+            found.append(replace(one, confidence="likely", inferred=(*one.inferred, doubt)))
+        else:
+            found.append(one)
+    return found
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:

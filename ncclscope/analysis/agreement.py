@@ -17,7 +17,7 @@ from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.unlogged import cut_short, unlogged_members
-from ncclscope.analysis.waits.endings import ended_by, was_interrupted
+from ncclscope.analysis.waits.endings import ended_by, ended_by_peers, was_interrupted
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.graph import wait_graph
 from ncclscope.analysis.waits.passed_by import passed_by
@@ -124,6 +124,12 @@ def judge_agreement(
         )
     if failure := failure_of(case):
         return Agreement("unknown", f"{failure} {_agree(case)}")
+    if cut_off := [rank.rank for rank in run.ranks if ended_by_peers(rank)]:
+        return Agreement(
+            "unknown",
+            f"{sentence(ranks_text(cut_off))} ended by an error of a connection to a peer, and no "
+            f"record shows whose end was the first. {_agree(case)}",
+        )
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
         return Agreement("unknown", f"{differ} Later calls there cannot be compared.")

@@ -13,6 +13,7 @@ from ncclscope.analysis.verdict import diagnose
 from tests.corpus.workload import Workload
 from tests.corpus.writers import write
 from tests.support.cluster import Cluster
+from tests.worlds.sample import sample, verdict_on
 
 ClusterOf = Callable[[int], Cluster]
 
@@ -143,3 +144,23 @@ def test_a_transfer_with_a_rank_that_died_in_it_holds_up_its_other_end(
     causes = [one for one in cluster.verdict().findings if one.role == "cause"]
 
     assert [(one.kind, one.diverging_ranks) for one in causes] == [("dead_rank", (2,))]
+
+
+def test_a_rank_that_lost_a_connection_in_its_last_call_makes_no_job_ok() -> None:
+    """Rank 3 is in a barrier of a pair whose other rank was killed; all others have exited."""
+    drawn = sample(970, 2391)
+
+    assert drawn.outcome.ended == {0: "exit", 1: "exit", 2: "kill", 3: "lost", 4: "exit"}
+    assert verdict_on(drawn.world, drawn.outcome)["status"] == "unknown"
+
+
+def test_who_is_late_beside_another_cause_is_not_certain(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(6)
+    cluster.history("world")
+    cluster.post([0, 1, 2], "world", done=False)
+    cluster.post([5], "world", "all_gather", done=False)
+
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+
+    assert {rank for one in causes for rank in one.diverging_ranks} == {3, 4, 5}
+    assert all(one.confidence != "certain" for one in causes if one.kind == "not_joined")

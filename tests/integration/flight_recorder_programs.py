@@ -69,6 +69,8 @@ class Rank:
 
     def pending(self, call: Callable[..., None], *arguments: Any, **options: Any) -> None:
         """Post a call that does not complete, without waiting for it."""
+        if not self.works:
+            self.settle()  # else an earlier call may look as if it were pending, too
         before = recorded()
         self._returns = True
         call(*arguments, **options)

@@ -219,6 +219,8 @@ def test_who_sends_to_receivers_that_went_on_may_lack_one_of_them() -> None:
     """Rank 0 sends an object in two calls; one receiver took the first alone, and went on."""
     assert named(judge([call("broadcast", 16), REDUCE, REDUCE])) == ((), (0, 1, 2))
     assert named(judge([call("all_gather", 16), REDUCE, REDUCE])) == ((0,), ())
+    receiver = call("broadcast", 16, peers=(1,))
+    assert named(judge([receiver, REDUCE, REDUCE])) == ((0,), ())
 
 
 def test_who_has_left_a_call_of_a_group_stays_a_candidate() -> None:

@@ -108,9 +108,14 @@ def within_groups(
 
 
 def _may_send(motion: Motion, apart: Collection[int]) -> bool:
-    """Return whether a rank alone may wait for a receiver, of which others have gone on."""
-    is_alone = len(apart) == 1
-    return is_alone and motion.op in _SENDING and group_named_by(motion) == _DEFAULT
+    """Return whether a rank alone may wait for a receiver, of which others have gone on.
+
+    Where its call names another rank as the source, it waits for that one.
+    """
+    if len(apart) != 1 or motion.op not in _SENDING or group_named_by(motion) != _DEFAULT:
+        return False
+    source = motion.frames[-1].peers
+    return not source or motion.rank in source
 
 
 def _have_met(

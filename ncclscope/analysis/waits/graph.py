@@ -224,8 +224,6 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
                 (pair.sender, pair.receiver, sent, received),
                 (pair.receiver, pair.sender, received, sent),
             ):
-                if answer is not None and _may_have_died_in(case, pair, peer, answer):
-                    answer = None
                 if call is not None and _may_wait(case, pair, number, call, answer):
                     found.setdefault(number, []).append((call, peer, answer))
     for rank in case.run.ranks:
@@ -248,18 +246,6 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
         elif "nccl" in case.run.communicators[first.comm].backend:
             found[number] = halves[:1]
     return found
-
-
-def _may_have_died_in(case: Case, pair: Pair, number: int, call: Call) -> bool:
-    """Return whether a process may have ended before its half of a transfer was carried out.
-
-    On NCCL, whose calls return when they are enqueued: none that it posted later has completed.
-    """
-    rank = case.run.by_rank[number]
-    if "nccl" not in pair.comm.backend or not failed(rank) or call.state is State.COMPLETED:
-        return False
-    last = rank.last_call(transfers=True)
-    return last is not None and last.position - call.position < PENDING and not rank.went_on(call)
 
 
 def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | None) -> bool:

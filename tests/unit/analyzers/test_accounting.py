@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -124,26 +123,6 @@ def test_the_proof_counts_what_a_repair_releases(cluster_of: ClusterOf, absent: 
     assert proof["rival_against"] == [
         f"releases {proof['rival']['releases']} of {len(waiting)} waiting ranks"
     ]
-
-
-def test_a_transfer_with_a_rank_that_died_in_it_holds_up_its_other_end(
-    cluster_of: ClusterOf,
-) -> None:
-    """Rank 2 has posted its receive, and raised; whether NCCL carried it out is not known."""
-    cluster = cluster_of(4)
-    nccl: dict[str, Any] = {"backend": "nccl", "done": False}
-    for _ in range(3):
-        cluster.post(range(4), "world", site="train.py:4 step", **nccl)
-    cluster.post([2], "world", "recv", peer=1, site="train.py:8 step", **nccl)
-    cluster.tracers[2].describe(ended_with="RuntimeError: loss is not finite")
-    cluster.tracers[2].close()
-    cluster.post([1], "world", "send", peer=2, site="train.py:9 step", **nccl)
-    cluster.post([0], "tp:0", members=(0, 1), site="train.py:12 step", **nccl)
-    cluster.post([3], "tp:1", members=(2, 3), site="train.py:12 step", **nccl)
-
-    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
-
-    assert [(one.kind, one.diverging_ranks) for one in causes] == [("dead_rank", (2,))]
 
 
 def test_a_rank_that_lost_a_connection_in_its_last_call_makes_no_job_ok() -> None:

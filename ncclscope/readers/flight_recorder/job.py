@@ -26,6 +26,7 @@ _WORLD = "default_pg"
 _NAMELESS = ("", "undefined")
 _AT_ONCE_NS = 250_000_000
 _LONG_NS = 30_000_000_000
+_LAG_NS = 1_000_000_000
 
 
 @dataclass
@@ -304,7 +305,8 @@ def _fresh(rank: Rank) -> bool:
     dump = _dump(rank)
     age: int = rank.details["written_ns"] - dump.newest_ns
     limit = min(max(_AT_ONCE_NS, 2 * dump.pace_ns), _LONG_NS)
-    return 0 <= age < limit
+    # Stamps of files lag behind by a tick of the kernel's clock, or a second where they are whole.
+    return -_LAG_NS <= age < limit
 
 
 def _rank(

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.verdict import Verdict, diagnose
+    from ncclscope.engine.verdict import Verdict, diagnose
     from ncclscope.errors import NcclscopeError
     from ncclscope.explanation import Explanation, explain
     from ncclscope.model import Call, Communicator, Finding, Rank, Run
@@ -28,8 +28,8 @@ _HOMES = {
     "Rank": "ncclscope.model",
     "Run": "ncclscope.model",
     "Tracer": "ncclscope.tracing.tracer",
-    "Verdict": "ncclscope.analysis.verdict",
-    "diagnose": "ncclscope.analysis.verdict",
+    "Verdict": "ncclscope.engine.verdict",
+    "diagnose": "ncclscope.engine.verdict",
     "explain": "ncclscope.explanation",
     "open_run": "ncclscope.readers",
 }

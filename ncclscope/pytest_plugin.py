@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ncclscope.analysis.verdict import Verdict
+    from ncclscope.engine.verdict import Verdict
     from ncclscope.parity.trial import Settings, Trial
 
 MARKER = "collective_parity"

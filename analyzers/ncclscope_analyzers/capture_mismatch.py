@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.mismatch import PARAMETERS, ParameterMismatch
-from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.sequences.replays import OtherGraph, other_graph
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, replay_text
+from ncclscope.engine.case import Case
+from ncclscope.engine.findings import from_difference, subject
+from ncclscope.engine.mismatch import PARAMETERS, ParameterMismatch
+from ncclscope.engine.sequences.difference import Difference
+from ncclscope.engine.sequences.replays import OtherGraph, other_graph
 from ncclscope.model import Call, Finding
+from ncclscope.wording.names import call_text, comm_text, plural, ranks_text, replay_text
 
 
 class CaptureMismatch(ParameterMismatch):

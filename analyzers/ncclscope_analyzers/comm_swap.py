@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.mismatch import PARAMETERS
-from ncclscope.analysis.sequences.swaps import Swap
-from ncclscope.analysis.wording import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.mismatch import PARAMETERS
+from ncclscope.engine.sequences.swaps import Swap
+from ncclscope.model import Finding
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     plural,
@@ -17,7 +18,6 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding
 
 
 class CommSwap:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import DEAD_SECONDS, Case
-from ncclscope.analysis.lost_together import as_one, wait_text
-from ncclscope.analysis.missed import missed_by_engines, missed_by_launchers
-from ncclscope.analysis.waits.endings import (
+from ncclscope.engine.case import DEAD_SECONDS, Case
+from ncclscope.engine.lost_together import as_one, wait_text
+from ncclscope.engine.missed import missed_by_engines, missed_by_launchers
+from ncclscope.engine.waits.endings import (
     End,
     Ending,
     failed,
@@ -20,9 +20,10 @@ from ncclscope.analysis.waits.endings import (
     timed_out,
     without_note,
 )
-from ncclscope.analysis.waits.minority import take_sides
-from ncclscope.analysis.waits.waits import PendingCall
-from ncclscope.analysis.wording import (
+from ncclscope.engine.waits.minority import take_sides
+from ncclscope.engine.waits.waits import PendingCall
+from ncclscope.model import Communicator, Fact, Finding, Rank
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     made_text,
@@ -31,7 +32,6 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Communicator, Fact, Finding, Rank
 
 _SILENT = (
     "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "

@@ -1,6 +1,6 @@
 """Same call, different element type."""
 
-from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.engine.mismatch import ParameterMismatch
 
 
 class DtypeMismatch(ParameterMismatch):

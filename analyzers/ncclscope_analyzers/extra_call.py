@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import contrast, from_difference, subject
-from ncclscope.analysis.mismatch import differing_parameter
-from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.sequences.habit import followers, habit_of
-from ncclscope.analysis.wording import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.findings import contrast, from_difference, subject
+from ncclscope.engine.mismatch import differing_parameter
+from ncclscope.engine.sequences.difference import Difference
+from ncclscope.engine.sequences.habit import followers, habit_of
+from ncclscope.model import Finding
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     plural,
@@ -18,7 +19,6 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding
 
 _NEAR = 8
 """Calls within which another order explains a call that one rank posted earlier."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence
+from ncclscope.engine.case import Case
 from ncclscope.model import Finding
+from ncclscope.wording.names import call_text, comm_text, plural, ranks_text, sentence
 
 
 class GroupOrder:

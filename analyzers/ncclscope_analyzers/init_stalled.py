@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from textwrap import shorten
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.motion import read_motions
-from ncclscope.analysis.waits.endings import failed
-from ncclscope.analysis.waits.meeting import disagreements, world_sizes
-from ncclscope.analysis.waits.noted import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.waits.endings import failed
+from ncclscope.engine.waits.meeting import disagreements, world_sizes
+from ncclscope.engine.waits.noted import (
     Noted,
     given_up,
     key_of,
@@ -20,11 +20,11 @@ from ncclscope.analysis.waits.noted import (
     raised,
     timeout_text,
 )
-from ncclscope.analysis.waits.noted import doing as doing_now
-from ncclscope.analysis.wording import comm_text, plural, rank_text, ranks_text, sentence, verb
+from ncclscope.engine.waits.noted import doing as doing_now
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable
+from ncclscope.wording.names import comm_text, plural, rank_text, ranks_text, sentence, verb
 
 _SHOWN = 4
 _LONGEST = 200

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import contrast, from_difference, graphs_text, subject
-from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.wording import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.findings import contrast, from_difference, graphs_text, subject
+from ncclscope.engine.sequences.difference import Difference
+from ncclscope.model import Call, Finding
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     plural,
@@ -16,7 +17,6 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Call, Finding
 
 
 class MissingCall:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.motion import seen_at
-from ncclscope.analysis.waits.endings import timed_out_in_transfer
-from ncclscope.analysis.waits.engine_steps import is_idle
-from ncclscope.analysis.waits.meeting import disagreements
-from ncclscope.analysis.waits.minority import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.processes.motion import seen_at
+from ncclscope.engine.waits.endings import timed_out_in_transfer
+from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.meeting import disagreements
+from ncclscope.engine.waits.minority import (
     Sides,
     describe_sides,
     describe_wait,
@@ -18,7 +18,7 @@ from ncclscope.analysis.waits.minority import (
     take_sides,
     waiting_in,
 )
-from ncclscope.analysis.waits.noted import (
+from ncclscope.engine.waits.noted import (
     doing,
     doing_in_common,
     key_awaited,
@@ -30,13 +30,15 @@ from ncclscope.analysis.waits.noted import (
     timeout_lines,
     wait_for_keys,
 )
-from ncclscope.analysis.waits.open_transfers import open_transfers
-from ncclscope.analysis.waits.passed_by import came_past
-from ncclscope.analysis.waits.queues import unread_blocks
-from ncclscope.analysis.waits.transfers import stuck_transfers
-from ncclscope.analysis.waits.waits import PendingCall
-from ncclscope.analysis.waits.what_keeps import is_silent, may_come, what_keeps
-from ncclscope.analysis.wording import (
+from ncclscope.engine.waits.open_transfers import open_transfers
+from ncclscope.engine.waits.passed_by import came_past
+from ncclscope.engine.waits.queues import unread_blocks
+from ncclscope.engine.waits.transfers import stuck_transfers
+from ncclscope.engine.waits.waits import PendingCall
+from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
+from ncclscope.model import Fact, Finding, Rank
+from ncclscope.model.signature import P2P_OPS
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     rank_text,
@@ -45,8 +47,6 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Fact, Finding, Rank
-from ncclscope.model.signature import P2P_OPS
 
 _SHOWN = 4
 

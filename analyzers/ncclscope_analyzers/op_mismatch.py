@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import subject
-from ncclscope.analysis.mismatch import ParameterMismatch
-from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.wording import comm_text
+from ncclscope.engine.case import Case
+from ncclscope.engine.findings import subject
+from ncclscope.engine.mismatch import ParameterMismatch
+from ncclscope.engine.sequences.difference import Difference
+from ncclscope.wording.names import comm_text
 
 
 class OpMismatch(ParameterMismatch):

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.habit import PAST, Habit, expected_next, habit_of
-from ncclscope.analysis.waits.engine_steps import counterpart
-from ncclscope.analysis.waits.launches import contention
-from ncclscope.analysis.waits.minority import is_stray, waiting_in
-from ncclscope.analysis.waits.posting_order import PostingOrder
-from ncclscope.analysis.waits.waits import PendingCall
-from ncclscope.analysis.wording import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.sequences.habit import PAST, Habit, expected_next, habit_of
+from ncclscope.engine.waits.engine_steps import counterpart
+from ncclscope.engine.waits.launches import contention
+from ncclscope.engine.waits.minority import is_stray, waiting_in
+from ncclscope.engine.waits.posting_order import PostingOrder
+from ncclscope.engine.waits.waits import PendingCall
+from ncclscope.model import Call, Fact, Finding, Rank
+from ncclscope.model.signature import CREATION_OPS
+from ncclscope.model.threads import are_ordered, is_one_thread
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     rank_text,
@@ -22,9 +25,6 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Call, Fact, Finding, Rank
-from ncclscope.model.signature import CREATION_OPS
-from ncclscope.model.threads import are_ordered, is_one_thread
 
 _SWAPPED = (
     "a rank that mixes up two communicators, for example because it created them in another "

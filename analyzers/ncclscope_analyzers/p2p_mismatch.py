@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.coverage import unrecorded_kinds
-from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
-from ncclscope.analysis.waits.open_transfers import may_come, unanswered
-from ncclscope.analysis.waits.stopped_ends import short_rank, stopped_end
-from ncclscope.analysis.waits.transfers import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.coverage import unrecorded_kinds
+from ncclscope.engine.sequences.step_order import LeftOrder, left_order
+from ncclscope.engine.waits.open_transfers import may_come, unanswered
+from ncclscope.engine.waits.stopped_ends import short_rank, stopped_end
+from ncclscope.engine.waits.transfers import (
     Pair,
     StuckTransfer,
     fits,
@@ -19,7 +19,10 @@ from ncclscope.analysis.waits.transfers import (
     stuck_transfers,
     waiting_cycle,
 )
-from ncclscope.analysis.wording import (
+from ncclscope.model import Call, Communicator, Fact, Finding, State
+from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.threads import precedes
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     plural,
@@ -29,9 +32,6 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Call, Communicator, Fact, Finding, State
-from ncclscope.model.metadata import DAMAGED
-from ncclscope.model.threads import precedes
 
 _DOES = {"send": "sends to", "recv": "waits to receive from"}
 Cycle = Sequence[tuple[int, Call]]

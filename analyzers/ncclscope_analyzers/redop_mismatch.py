@@ -1,6 +1,6 @@
 """Same call, different reduction."""
 
-from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.engine.mismatch import ParameterMismatch
 
 
 class RedopMismatch(ParameterMismatch):

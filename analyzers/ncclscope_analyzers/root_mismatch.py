@@ -1,6 +1,6 @@
 """Same call, different root."""
 
-from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.engine.mismatch import ParameterMismatch
 
 
 class RootMismatch(ParameterMismatch):

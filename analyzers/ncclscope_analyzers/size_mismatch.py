@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from ncclscope.analysis.case import Case, may_hold
-from ncclscope.analysis.findings import subject_of
-from ncclscope.analysis.mismatch import ParameterMismatch
-from ncclscope.analysis.wording import call_text, comm_text, ranks_text, shape_text, site_text, verb
+from ncclscope.engine.case import Case, may_hold
+from ncclscope.engine.findings import subject_of
+from ncclscope.engine.mismatch import ParameterMismatch
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
+from ncclscope.wording.names import call_text, comm_text, ranks_text, shape_text, site_text, verb
 
 FRONT = 8
 """Calls checked in rings, counted back from the end or from the first divergence."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from ncclscope.analysis.case import Case, may_hold
-from ncclscope.analysis.mismatch import ParameterMismatch
-from ncclscope.analysis.wording import (
+from ncclscope.engine.case import Case, may_hold
+from ncclscope.engine.mismatch import ParameterMismatch
+from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model.log import CallLog
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     rank_text,
@@ -15,8 +17,6 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.model import Call, Communicator, Finding
-from ncclscope.model.log import CallLog
 
 FRONT = 32
 """Calls checked in rings, counted back from the end or from the first divergence."""

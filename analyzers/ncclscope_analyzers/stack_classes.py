@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.evidence import judge_snapshot
-from ncclscope.analysis.processes.motion import Motion
+from ncclscope.engine.case import Case
+from ncclscope.engine.processes.evidence import judge_snapshot
+from ncclscope.engine.processes.motion import Motion
 from ncclscope.model import Call, Finding, State
 
 

@@ -6,15 +6,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.coverage import uses_unrecorded
-from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS, gpu_conditions
-from ncclscope.analysis.processes.motion import starved
-from ncclscope.analysis.processes.stack_wording import starved_text
-from ncclscope.analysis.waits.endings import ended_by, is_last, timed_out
-from ncclscope.analysis.waits.transfers import Pair, matched_waits, pairs
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
+from ncclscope.engine.case import Case
+from ncclscope.engine.coverage import uses_unrecorded
+from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
+from ncclscope.engine.processes.motion import starved
+from ncclscope.engine.processes.stack_wording import starved_text
+from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
+from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.model import Call, Communicator, Finding, Rank, State
+from ncclscope.wording.names import call_text, comm_text, plural, ranks_text
 
 _AGREE = "no rank diverged"
 _AGREE_IN_RECORDS = "no rank diverged in what was recorded"

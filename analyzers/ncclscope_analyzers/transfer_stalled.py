@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.transfers.engines import Engines, Joined
-from ncclscope.analysis.transfers.reasons import Reason, Thresholds, find_reason
-from ncclscope.analysis.wording import plural, sentence
+from ncclscope.engine.case import Case
+from ncclscope.engine.transfers.engines import Engines, Joined
+from ncclscope.engine.transfers.reasons import Reason, Thresholds, find_reason
 from ncclscope.model import Finding
 from ncclscope.untrusted import printable
+from ncclscope.wording.names import plural, sentence
 
 _CONFIDENCE = ("certain", "likely", "ambiguous")
 

@@ -42,7 +42,7 @@ def measure(directory: Path) -> Cost:
 
 def main(directory: str) -> None:
     """Diagnose and print the cost."""
-    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.engine.verdict import diagnose
     from ncclscope.readers import open_run
 
     before = most_memory()

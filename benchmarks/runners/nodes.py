@@ -101,7 +101,7 @@ def measure(directory: Path, ranks: int = 0) -> NodeCost:
 def centre(directory: str, ranks: str) -> None:
     """Ask the nodes, diagnose and print the cost."""
     from benchmarks.runners.diagnosis import most_memory
-    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.engine.verdict import diagnose
     from ncclscope.remote.fleet import Fleet
     from ncclscope.remote.run import open_remote_run
 

@@ -24,7 +24,7 @@ def read_ranges(directory: Path) -> list[Range]:
 
 def main(directory: str) -> None:
     """Diagnose and print what was read."""
-    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.engine.verdict import diagnose
     from ncclscope.readers import open_run
 
     asked: set[Range] = set()

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ncclscope import Verdict, diagnose, open_run
-from ncclscope.analysis.wording import shape_text
 from ncclscope.readers.jsonl import write_trace
 from ncclscope.render.console import print_verdict
+from ncclscope.wording.names import shape_text
 
 KEPT = 10_000
 """Calls that the patch behind the seed kept of each rank."""

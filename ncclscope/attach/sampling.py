@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.attach import environment as machine
 from ncclscope.attach.gpu import Nvml, open_nvml
 from ncclscope.attach.proc_sample import read_sample, started_seconds
 from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import GpuSample, ProcessSample, Source, Stacks, Worker
+from ncclscope.wording.names import plural, ranks_text
 
 _BETWEEN = 4
 """Samples between the first and the last."""

@@ -14,12 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.processes.evidence import absent_ranks
-from ncclscope.analysis.processes.judgement import HANG_SECONDS
-from ncclscope.analysis.processes.motion import read_motions
-from ncclscope.analysis.processes.stack_verdict import judge_stacks
-from ncclscope.analysis.verdict import diagnose
-from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
@@ -32,6 +26,11 @@ from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
 from ncclscope.attach.stacks import with_source
 from ncclscope.attach.titles import parse_title
+from ncclscope.engine.processes.evidence import absent_ranks
+from ncclscope.engine.processes.judgement import HANG_SECONDS
+from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.processes.stack_verdict import judge_stacks
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, Snapshot, Source, Worker
@@ -39,6 +38,7 @@ from ncclscope.readers import assemble, open_run, ring_files, untraced_files
 from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.untrusted import printable
+from ncclscope.wording.names import plural
 
 GAP_SECONDS = 2.0
 _OF_GPUS = ("gpu", "ras", "flight_recorder")

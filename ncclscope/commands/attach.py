@@ -88,11 +88,11 @@ class AttachCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Sample the workers, then print the verdict and write the bundle."""
-        from ncclscope.analysis.verdict import diagnose
         from ncclscope.attach.arming import armed
         from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
         from ncclscope.attach.recorded import living_pids, named_directory
         from ncclscope.attach.session import Options, sample_job
+        from ncclscope.engine.verdict import diagnose
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.terminal import plain_text, stdout_console
         from ncclscope.render.console.verdict import print_screen

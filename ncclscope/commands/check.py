@@ -59,7 +59,7 @@ class CheckCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Compare the run with its baseline and print the result; with ``--update`` store it."""
-        from ncclscope.analysis.damaged import readable
+        from ncclscope.engine.damaged import readable
         from ncclscope.parity.report import check_run
         from ncclscope.readers import open_run
         from ncclscope.render.console.progress import progress_for

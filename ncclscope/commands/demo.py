@@ -17,7 +17,7 @@ from ncclscope.commands.options import add_json_option, add_seconds_option, prin
 from ncclscope.lab.plan import Program
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.verdict import Verdict
+    from ncclscope.engine.verdict import Verdict
     from ncclscope.lab.launcher import Laboratory
 
 _STATUSES = "exit status: 0 the verdict names the injected fault, 1 it does not, 2 a usage error\n"
@@ -85,7 +85,7 @@ class DemoCommand:
             return self._reproduce(program, Path(directory), arguments)
 
     def _reproduce(self, program: Program, directory: Path, arguments: argparse.Namespace) -> int:
-        from ncclscope.analysis.verdict import diagnose
+        from ncclscope.engine.verdict import diagnose
         from ncclscope.lab.launcher import Laboratory
         from ncclscope.readers import open_run
 
@@ -99,7 +99,7 @@ class DemoCommand:
 
     def _replay(self, program: Program, arguments: argparse.Namespace) -> int:
         """Print the verdict on a recording of the same run."""
-        from ncclscope.analysis.verdict import diagnose
+        from ncclscope.engine.verdict import diagnose
         from ncclscope.readers import open_run
 
         say(

@@ -48,8 +48,8 @@ class DiagnoseCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Read the input, compare the ranks and print the verdict."""
-        from ncclscope.analysis.verdict import diagnose
         from ncclscope.collect.delivery import local_paths
+        from ncclscope.engine.verdict import diagnose
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.console.terminal import stdout_console

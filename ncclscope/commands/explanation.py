@@ -12,7 +12,7 @@ _WIDTH = 100
 
 def main(arguments: Sequence[str]) -> int:
     """Print the verdict on a live job: its screen, or both its screen and its JSON as JSON."""
-    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.engine.verdict import diagnose
     from ncclscope.errors import NcclscopeError
     from ncclscope.readers import open_run
     from ncclscope.render.console.terminal import plain_text

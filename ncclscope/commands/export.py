@@ -97,7 +97,7 @@ class ExportCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Read the input, select calls and write them."""
-        from ncclscope.analysis.damaged import readable
+        from ncclscope.engine.damaged import readable
         from ncclscope.export.selection import Selection, select
         from ncclscope.readers import open_run
         from ncclscope.render.console.progress import progress_for

@@ -56,8 +56,8 @@ class ReportCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Read the input, compare the ranks and write the page."""
-        from ncclscope.analysis.damaged import readable
-        from ncclscope.analysis.verdict import diagnose
+        from ncclscope.engine.damaged import readable
+        from ncclscope.engine.verdict import diagnose
         from ncclscope.readers import open_run
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.html.page import FIRST, render_html

@@ -21,7 +21,7 @@ from ncclscope.launch.signals import disregard_others
 from ncclscope.model.text import plural
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.verdict import Verdict
+    from ncclscope.engine.verdict import Verdict
     from ncclscope.render.console.output import Output
     from ncclscope.watch.actions import Actions
     from ncclscope.watch.jobs import Rings

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment, native
 from ncclscope.attach.flight_pipe import PIPE_VARIABLE
 from ncclscope.attach.gpu import open_nvml
@@ -18,6 +17,7 @@ from ncclscope.doctor.check import Check, Outcome
 from ncclscope.doctor.file_systems import check_places
 from ncclscope.doctor.installed import check_installation, vllm_version
 from ncclscope.ring import layout
+from ncclscope.wording.names import plural
 
 __all__ = ["Check", "check_all", "is_useful"]
 

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from ncclscope.analysis.wording import plural
 from ncclscope.doctor.check import Check, Outcome
 from ncclscope.errors import os_reason
 from ncclscope.ring import layout
 from ncclscope.ring.place import SHARED_MEMORY, SPARE, bases
 from ncclscope.ring.room import first_parts
+from ncclscope.wording.names import plural
 
 _RING_SIZE = sum(
     size for _, size in first_parts(layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY))

@@ -1,1 +1,1 @@
-"""What a job does when it is repaired: the model on which verdicts are checked."""
+"""Compare the ranks of a job: what each did, who waits for whom, and which repair releases them."""

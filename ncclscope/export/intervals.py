@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ncclscope.analysis.wording import call_text, comm_text
 from ncclscope.model import Call, Rank, Run, State, Step
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import open_private
+from ncclscope.wording.names import call_text, comm_text
 
 LAST_SIGN = "last sign of life"
 """Name of the event at the end of a rank's records."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.metrics import Sample, comm_labels, process_labels, samples_text, verdict_samples
 from ncclscope.model import Run, State
 from ncclscope.private import write_private

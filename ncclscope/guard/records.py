@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ncclscope.analysis.sequences.groups import part_outside_groups
-from ncclscope.analysis.sequences.mixed_records import lacks_reduction, reduced_logs
-from ncclscope.analysis.wording import call_text, ranks_text, site_text
+from ncclscope.engine.sequences.groups import part_outside_groups
+from ncclscope.engine.sequences.mixed_records import lacks_reduction, reduced_logs
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator
 from ncclscope.model.sites import read as read_sites
@@ -22,6 +21,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer
+from ncclscope.wording.names import call_text, ranks_text, site_text
 
 if TYPE_CHECKING:
     from ncclscope.tracing.tracer import Comm

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ncclscope.analysis.sequences.align import align_windows
+from ncclscope.engine.sequences.align import align_windows
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import VECTOR_OPS

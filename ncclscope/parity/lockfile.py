@@ -24,13 +24,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclscope.analysis.wording import ranks_text
 from ncclscope.errors import DamagedFileError, InputError, os_reason
 from ncclscope.parity.folding import Loop, Node
 from ncclscope.parity.sequence import Section, Vocabulary
 from ncclscope.parity.spelling import generalize
 from ncclscope.private import replace_file
 from ncclscope.untrusted import open_regular, printable
+from ncclscope.wording.names import ranks_text
 
 VERSION = 1
 MAX_BYTES = 64 << 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.agreement import HANG_SECONDS
-from ncclscope.analysis.verdict import EXIT_STATUSES, Verdict, diagnose
+from ncclscope.engine.agreement import HANG_SECONDS
+from ncclscope.engine.verdict import EXIT_STATUSES, Verdict, diagnose
 from ncclscope.errors import InputError
 from ncclscope.model import Run
 from ncclscope.model.sites import frame_of

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import plural, ranks_text, sentence
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import NcclscopeError, UsageError
 from ncclscope.launch import processes
 from ncclscope.model.ties import grouped
 from ncclscope.parity.report import Report, check_run
 from ncclscope.parity.unfinished import sample, unless_ok
+from ncclscope.wording.names import plural, ranks_text, sentence
 
 _STALL_AT_TIMEOUT = 2.0
 """Ranks that did not return in time were stuck if they had waited for this many seconds."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclscope.analysis.processes.motion import Motion, read_motions
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import ranks_text, sentence
+from ncclscope.engine.processes.motion import Motion, read_motions
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import NcclscopeError
+from ncclscope.wording.names import ranks_text, sentence
 
 _GAP_SECONDS = 1.0
 

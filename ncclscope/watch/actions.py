@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from ncclscope import procfs
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError, os_reason
 from ncclscope.private import (
     PACKED_SUFFIX,

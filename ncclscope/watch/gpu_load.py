@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ncclscope.analysis.processes.device_verdict import spins
 from ncclscope.attach.gpu import open_nvml
+from ncclscope.engine.processes.device_verdict import spins
 from ncclscope.model.snapshot import GpuSample
 
 AGAIN_SPINNING, _AGAIN = 2.0, 10.0

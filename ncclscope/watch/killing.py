@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import ranks_text
+from ncclscope.engine.verdict import Verdict
+from ncclscope.wording.names import ranks_text
 
 
 def why_not_kill(verdict: Verdict) -> str:

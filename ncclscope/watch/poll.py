@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Finding
 from ncclscope.readers.ring.cursor import RingCursor
 

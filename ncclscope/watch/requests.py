@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope import procfs
-from ncclscope.analysis.processes.motion import waits_for_requests
-from ncclscope.analysis.table import sender_of
-from ncclscope.analysis.verdict import Verdict
 from ncclscope.attach.stacks import PySpy, find_py_spy
+from ncclscope.engine.processes.motion import waits_for_requests
+from ncclscope.engine.table import sender_of
+from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.model.snapshot import Stacks
 from ncclscope.readers.ring.cursor import RingCursor

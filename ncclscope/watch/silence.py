@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence, verb
+from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Finding
+from ncclscope.wording.names import call_text, comm_text, plural, ranks_text, sentence, verb
 
 _SHOWN = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.readers.ring.cursor import RingCursor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ncclscope.analysis.processes.motion import STARVED
+from ncclscope.engine.processes.motion import STARVED
 from ncclscope.procfs import processor_wait
 from ncclscope.readers.ring.cursor import RingCursor
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclscope import procfs
-from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS
-from ncclscope.analysis.sequences.mixed_records import reduced_keys
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.processes.device_verdict import ALONE_SECONDS
+from ncclscope.engine.sequences.mixed_records import reduced_keys
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.errors import InputError
 from ncclscope.model import Rank, Run
 from ncclscope.readers import assemble

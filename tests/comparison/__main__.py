@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.readers import open_run
 from tests.comparison import fr_trace
 from tests.comparison.ras import BY_DOCUMENTATION, URL

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from tests.comparison.scenarios import Truth
 
 __all__ = ["Answer", "Named", "of_verdict", "score"]

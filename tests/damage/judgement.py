@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import DamagedCall, Finding, Run
 from tests.damage.damages import Damage

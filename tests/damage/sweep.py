@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ncclscope.analysis import verdict as verdicts
-from ncclscope.analysis.registry import load_analyzers
+from ncclscope.engine import verdict as verdicts
+from ncclscope.engine.registry import load_analyzers
 from ncclscope.errors import NcclscopeError
 from ncclscope.readers import open_run
 from tests.damage.damages import Damage, damages_of

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ncclscope.analysis import verdict as verdicts
-from ncclscope.analysis.registry import load_analyzers
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine import verdict as verdicts
+from ncclscope.engine.registry import load_analyzers
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import DamagedFileError, NcclscopeError
 from ncclscope.model import Run
 from ncclscope.render.console.attach import render_attach

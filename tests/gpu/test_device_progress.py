@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.launch.processes import Outcome, run_ranks
 from ncclscope.model import Call
 from ncclscope.model.device import DeviceProgress

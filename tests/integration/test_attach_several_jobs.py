@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach.session import Options, sample_job
+from ncclscope.engine.verdict import diagnose
 
 PROCESS = """
 import sys

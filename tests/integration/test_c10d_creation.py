@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Run
 from tests.integration.c10d_ranks import calls, fields, join, main, run_ranks, start

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from tests.integration.c10d_ranks import ROOT, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

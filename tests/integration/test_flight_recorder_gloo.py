@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.readers import open_run
 from tests.integration.flight_recorder_truths import FAULTS, HEALTHY, play
 

@@ -9,7 +9,7 @@ import pytest
 
 import ncclscope
 from ncclscope import native
-from ncclscope.analysis.coverage import survey
+from ncclscope.engine.coverage import survey
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Snapshot
 from tests.support.nccl_programs import Built

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.readers import open_run
 from tests.support import fork_server
 

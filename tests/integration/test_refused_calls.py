@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from tests.integration.c10d_ranks import join, main, run_ranks
 
 

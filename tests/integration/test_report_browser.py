@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Run
 from ncclscope.readers import open_run
 from ncclscope.render.html.page import render_html

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Run
 from ncclscope.model.device import DeviceProgress
 from ncclscope.readers import open_run

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.host.kernel_log import with_kernel_log
 from ncclscope.attach.session import Options, sample_job
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.errors import NcclscopeError
 from ncclscope.launch.rank_process import free_port
 from ncclscope.model import Run

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.host.queues import with_queues
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Rank
 from tests.integration.c10d_ranks import main, start

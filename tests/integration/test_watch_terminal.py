@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.wording import ranks_text
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.model import Call
 from ncclscope.tracing.tracer import Tracer
+from ncclscope.wording.names import ranks_text
 from tests.support.emulator import Emulator
 from tests.support.laboratories import warm_laboratories
 from tests.support.rings import tracer_in

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import CREATION_SUFFIX, Run
 from ncclscope.readers import open_run
 from ncclscope.tracing.graphs import TracedGraph

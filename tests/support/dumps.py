@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runners.dumps import pickled
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.readers import open_run
 
 __all__ = ["Job", "history"]

@@ -40,8 +40,8 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = (
     *(f"ncclscope.commands.{name}" for name in ("check", "diagnose", "diff", "export", "report")),
     "ncclscope.commands.attach",
-    "ncclscope.analysis.registry",
-    "ncclscope.analysis.verdict",
+    "ncclscope.engine.registry",
+    "ncclscope.engine.verdict",
     "ncclscope.readers",
     "ncclscope.render.console.attach",
     "ncclscope.render.html.page",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.stacks import parse_dump
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model.snapshot import (
     Frame,
     GpuSample,

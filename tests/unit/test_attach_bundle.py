@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach.bundle import redact, write_bundle
 from ncclscope.attach.flight_pipe import PIPE_VARIABLE, ask_for_dump
 from ncclscope.attach.session import JobSample, _read_rings
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model.sites import join
 from ncclscope.readers import assemble

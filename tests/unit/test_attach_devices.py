@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclscope.analysis.processes.device_verdict import compare_gpus, gpu_of
+from ncclscope.engine.processes.device_verdict import compare_gpus, gpu_of
 from ncclscope.model.snapshot import Snapshot, Source
 from ncclscope.readers.bundle import read_snapshot
 from tests.support.snapshots import (

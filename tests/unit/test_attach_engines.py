@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach.bundle import redact
 from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.kinship import engines_of
+from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.snapshot import Frame, Worker
 from ncclscope.readers import assemble

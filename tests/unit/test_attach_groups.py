@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.processes.groups import groups_of
-from ncclscope.analysis.processes.judgement import Judgement
-from ncclscope.analysis.processes.motion import read_motions
-from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.attach.host.sockets import accepted
 from ncclscope.attach.source_lines import loop_around, makers
 from ncclscope.attach.stacks import parse_dump
+from ncclscope.engine.processes.groups import groups_of
+from ncclscope.engine.processes.judgement import Judgement
+from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.model.snapshot import Frame, ProcessSample, Worker
 from tests.support.snapshots import C10D, elsewhere, snapshot, stack, worker
 

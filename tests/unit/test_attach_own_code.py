@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope.analysis.processes.motion import Motion, read_motions
+from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.model.snapshot import Frame, Worker
 from tests.support.snapshots import C10D, in_collective, judged, snapshot, stack, worker
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.processes.judgement import Judgement
-from ncclscope.analysis.processes.motion import Motion, read_motions
-from ncclscope.analysis.processes.stack_verdict import judge_stacks
+from ncclscope.engine.processes.judgement import Judgement
+from ncclscope.engine.processes.motion import Motion, read_motions
+from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.model.snapshot import Frame, ProcessSample, Stacks, Thread, Worker
 from tests.support.snapshots import C10D, elsewhere, in_collective, judged, snapshot, stack, worker
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope.analysis.processes.device_verdict import compare_ras_counts
 from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
+from ncclscope.engine.processes.device_verdict import compare_ras_counts
 from ncclscope.model.snapshot import RasAnswer, Snapshot
 from ncclscope.readers.bundle import read_snapshot
 from tests.support.snapshots import DATA, in_collective, snapshot, worker

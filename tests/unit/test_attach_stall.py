@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.session import Options, patience_for
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from tests.support.cluster import Cluster
 from tests.support.snapshots import (

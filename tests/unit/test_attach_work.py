@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope.analysis.processes.motion import read_motions
-from ncclscope.analysis.processes.stack_verdict import judge_stacks
-from ncclscope.analysis.processes.work import work_of
+from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.processes.stack_verdict import judge_stacks
+from ncclscope.engine.processes.work import work_of
 from ncclscope.model.snapshot import Stacks, Thread
 from tests.support.snapshots import in_collective, snapshot, stack, worker
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.runners.reads import joined, read_ranges
 from benchmarks.runners.rings import DIVERGING, make_rings
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers import open_run
 from ncclscope.ring.reader import RingFile

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.columns import ColumnTable, align_columns, transfer_columns
+from ncclscope.engine.case import Case
+from ncclscope.engine.sequences.columns import ColumnTable, align_columns, transfer_columns
 from tests.support.cluster import Cluster
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.tui.divergence import divergence_lines
 from tests.support.cluster import Cluster

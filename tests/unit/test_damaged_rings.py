@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
-from ncclscope.analysis.wording import call_text
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Call
 from ncclscope.readers import open_run
 from ncclscope.ring import entries, layout
 from ncclscope.ring.reader import RingFile
+from ncclscope.wording.names import call_text
 from tests.support.cluster import Cluster
 from tests.support.examples import EVERYTHING
 from tests.support.rings import (

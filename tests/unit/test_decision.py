@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.coverage import survey
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.coverage import survey
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Stacks, Thread
 from ncclscope.readers import open_run

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ncclscope
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import InputError
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.ring import layout

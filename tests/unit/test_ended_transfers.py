@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Activity, Rank, Run
 from tests.support.cluster import Cluster
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.export.flight_recorder import PREFIX, write_json, write_pickles
 from ncclscope.model import Run
 from ncclscope.readers import open_run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.export.jsonl import write_jsonl
 from ncclscope.model import Run
 from ncclscope.readers import open_run

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.model import State
 from ncclscope.readers import open_run

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Finding
 from ncclscope.readers import open_run
 from tests.support.dumps import Job, history

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.export.flight_recorder import write_pickles
 from ncclscope.export.jsonl import write_jsonl
 from ncclscope.model import Run

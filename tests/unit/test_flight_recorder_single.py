@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.runners.dumps import pickled
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.readers import open_run
 from tests.support.dumps import Job, history
 

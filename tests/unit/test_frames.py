@@ -87,7 +87,7 @@ def test_notebooks_show_texts_of_the_job_as_texts(tmp_path: Path) -> None:
 
 def test_pandas_is_imported_only_for_a_frame() -> None:
     program = (
-        "import sys, ncclscope.analysis.verdict, ncclscope.readers; print('pandas' in sys.modules)"
+        "import sys, ncclscope.engine.verdict, ncclscope.readers; print('pandas' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

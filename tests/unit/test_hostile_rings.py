@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import InputError
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ncclscope.analysis.coverage import survey
+from ncclscope.engine.coverage import survey
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.readers.members import join_processes
 

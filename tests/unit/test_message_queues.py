@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.host.queues import read_queue, with_queues
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.snapshot import QueueState
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ncclscope.analysis.sequences import mixed_records
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.sequences import mixed_records
+from ncclscope.engine.verdict import Verdict
 from tests.support.cluster import Cluster
 
 Edit = Callable[[list["Posted"]], list["Posted"]]

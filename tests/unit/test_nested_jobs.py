@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ncclscope import procfs
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.readers import open_run
 from tests.support.cluster import Cluster
 

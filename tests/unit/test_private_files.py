@@ -12,9 +12,9 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.__main__ import main
-from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach import bundle
 from ncclscope.attach.session import JobSample
+from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import UsageError
 from ncclscope.export.formats import FORMATS
 from ncclscope.private import copy_private, make_private, open_private, write_private

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Run
 from tests.integration.c10d_ranks import ROOT, calls, fields, join, main, messages, run_ranks
 

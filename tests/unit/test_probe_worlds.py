@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes import process_groups
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis import registry
+from ncclscope.engine import registry
 from ncclscope.model import Run
 
 if sys.version_info >= (3, 11):

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from ncclscope import Run, Tracer, diagnose, open_run, procfs
-from ncclscope.analysis.verdict import Verdict
 from ncclscope.collect.archive import UnpackedArchive
 from ncclscope.collect.archive import unpack as unpack_archive
 from ncclscope.collect.node import Wanted, write_node
 from ncclscope.collect.programs import ProgramNode
+from ncclscope.engine.verdict import Verdict
 from ncclscope.errors import NcclscopeError, RingError
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.program_client import ProgramClient

@@ -340,7 +340,7 @@ def test_replays_too_long_for_a_line_per_call_are_reported(
 def test_millions_of_replayed_calls_are_compared_without_expanding_them(rings: Path) -> None:
     import tracemalloc
 
-    from ncclscope.analysis.sequences.align import first_difference
+    from ncclscope.engine.sequences.align import first_difference
 
     tracers = [
         tracer_in(rings, capacity=1 << 15, rank=rank, details={"boot_id": ""}) for rank in (0, 1)

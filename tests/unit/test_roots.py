@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from tests.support.cluster import Cluster
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.columns import align_columns
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.case import Case
+from ncclscope.engine.sequences.columns import align_columns
+from ncclscope.engine.verdict import diagnose
 from ncclscope.render.console.sides import aligned_sides, shown_groups
 from ncclscope.render.console.verdict import render_verdict
 from tests.support.cluster import Cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer, diagnose, open_run
-from ncclscope.analysis.processes.evidence import absent_ranks
+from ncclscope.engine.processes.evidence import absent_ranks
 from ncclscope.model.snapshot import (
     GpuSample,
     ProcessSample,

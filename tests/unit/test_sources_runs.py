@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ncclscope import Run, diagnose, open_run
-from ncclscope.analysis.wording import rank_text
 from ncclscope.readers.jsonl import write_trace
 from ncclscope.ring import layout
+from ncclscope.wording.names import rank_text
 from tests.support.rings import fill, put_word, read, tracer_in
 
 SECOND = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclscope.engine.graph import Unfit, Wait, WaitGraph
+from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
 from ncclscope.model import Call
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.verdict import diagnose
-from ncclscope.analysis.waits.wait_groups import MOST_PLACES, WaitPicture, draw_waits
+from ncclscope.engine.case import Case
+from ncclscope.engine.verdict import diagnose
+from ncclscope.engine.waits.wait_groups import MOST_PLACES, WaitPicture, draw_waits
 from ncclscope.render.html.graph import draw_graph
 from tests.support.cluster import Cluster
 

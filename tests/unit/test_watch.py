@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ncclscope import procfs
-from ncclscope.analysis.verdict import diagnose
 from ncclscope.commands.watch import _once
+from ncclscope.engine.verdict import diagnose
 from ncclscope.model.snapshot import GpuSample
 from ncclscope.readers.ring import cursor as cursor_module
 from ncclscope.readers.ring.cursor import KEPT, RingCursor

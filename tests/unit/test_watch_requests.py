@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach.stacks import PySpy, find_py_spy
+from ncclscope.engine.verdict import diagnose
 from ncclscope.watch import requests
 from ncclscope.watch.requests import with_waiting_root
 from tests.unit.test_watch import STALL, Job

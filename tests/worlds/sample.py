@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ncclscope import diagnose, open_run
-from ncclscope.analysis.registry import load_analyzers
+from ncclscope.engine.registry import load_analyzers
 from ncclscope.model import Run
 from tests.damage.recording import MEMORY
 from tests.worlds import dumps

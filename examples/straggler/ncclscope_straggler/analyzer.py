@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.wording import comm_text, sentence
+from ncclscope.engine.case import Case
 from ncclscope.model import Finding
 from ncclscope.model.log import CallLog
+from ncclscope.wording.names import comm_text, sentence
 
 __all__ = ["Straggler"]
 

@@ -9,11 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ncclscope.analysis.processes.evidence import absent_ranks
-from ncclscope.analysis.processes.motion import Motion, read_engines, read_motions
-from ncclscope.analysis.processes.stack_classes import StackClass, TreeNode, build_tree, classify
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.engine.processes.evidence import absent_ranks
+from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
+from ncclscope.engine.processes.stack_classes import StackClass, TreeNode, build_tree, classify
+from ncclscope.engine.verdict import Verdict
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.render.console.blocks import (
     add_row,
@@ -28,6 +27,7 @@ from ncclscope.render.console.blocks import (
 )
 from ncclscope.render.console.transfers import transfer_block
 from ncclscope.render.console.verdict import render_verdict, verdict_panel
+from ncclscope.wording.names import plural, ranks_text
 
 _LIBRARIES = re.compile(r"nccl|c10d|gloo", re.IGNORECASE)
 """Native threads are shown if they belong to one of these communication libraries."""

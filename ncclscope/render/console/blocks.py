@@ -9,10 +9,10 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from ncclscope.analysis.coverage import Coverage
-from ncclscope.analysis.wording import ranks_text
+from ncclscope.engine.coverage import Coverage
 from ncclscope.model import Finding
 from ncclscope.untrusted import printable
+from ncclscope.wording.names import ranks_text
 
 COLOURS = {
     "ok": "green",

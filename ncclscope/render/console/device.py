@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Column
 
-from ncclscope.analysis.processes.device_rows import device_rows
-from ncclscope.analysis.wording import ranks_text
+from ncclscope.engine.processes.device_rows import device_rows
 from ncclscope.model import Run
 from ncclscope.render.console import blocks
+from ncclscope.wording.names import ranks_text
 
 MANY = 24
 """Rows above which only those with a pending call are shown."""

@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Rank
 from ncclscope.model.ties import grouped
 from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
 from ncclscope.parity.hunks import HunkRow, rows
 from ncclscope.render.console.blocks import right, unwrapped, wrapped
+from ncclscope.wording.names import comm_text, plural, ranks_text
 
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call, not below it."""

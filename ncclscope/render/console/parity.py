@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ncclscope.analysis.wording import made_text, plural, ranks_text
 from ncclscope.parity.hunks import rows
 from ncclscope.parity.report import Mismatch, Report
 from ncclscope.render.console.difference import render_rows
 from ncclscope.render.console.verdict import render_verdict
+from ncclscope.wording.names import made_text, plural, ranks_text
 
 _OUTCOMES = {
     "same": "the same calls",

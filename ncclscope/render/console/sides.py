@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.verdict import Neighbourhood
+from ncclscope.engine.verdict import Neighbourhood
 from ncclscope.model import Call, Finding
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from ncclscope.analysis.transfers.engines import Engines
+from ncclscope.engine.transfers.engines import Engines
 from ncclscope.model import Run, Transfer
 from ncclscope.render.console import blocks
 from ncclscope.untrusted import printable

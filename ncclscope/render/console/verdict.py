@@ -14,15 +14,15 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from ncclscope.analysis import wording
-from ncclscope.analysis.table import Cell, Row, peer_of
-from ncclscope.analysis.verdict import Neighbourhood, Verdict
+from ncclscope.engine.table import Cell, Row, peer_of
+from ncclscope.engine.verdict import Neighbourhood, Verdict
 from ncclscope.model import Call, Finding, Run
 from ncclscope.render.console import blocks
 from ncclscope.render.console.device import device_block
 from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
 from ncclscope.render.console.transfers import transfer_block
 from ncclscope.untrusted import printable
+from ncclscope.wording import names as wording
 
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call."""

@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import State
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import (
@@ -22,6 +21,7 @@ from ncclscope.render.console.blocks import (
 from ncclscope.render.tui.entries import comm_label, last_text
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
+from ncclscope.wording.names import plural, ranks_text
 
 _NAME_COLUMNS, _COMM_COLUMNS = 24, 44
 """Terminal columns that a rank and each of its communicators take in one row."""

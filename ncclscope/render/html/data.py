@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.columns import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.sequences.columns import (
     ColumnCell,
     ColumnTable,
     align_columns,
     transfer_columns,
 )
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
+from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Call, Communicator, State
 from ncclscope.model.log import newest_of
 from ncclscope.render.console.sides import differ_by_shape, differ_by_site
+from ncclscope.wording.names import call_text, comm_text, replay_text, sizes_text
 
 MOST_CELLS = 9000
 """Calls in all alignments together; further communicators are left out."""

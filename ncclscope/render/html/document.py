@@ -7,14 +7,20 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ncclscope import __version__
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.device_rows import device_rows
-from ncclscope.analysis.processes.motion import Motion, read_motions
-from ncclscope.analysis.processes.stack_classes import TreeNode, build_tree, classify
-from ncclscope.analysis.table import Cell
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.waits.wait_groups import WaitPicture, draw_waits
-from ncclscope.analysis.wording import (
+from ncclscope.engine.case import Case
+from ncclscope.engine.processes.device_rows import device_rows
+from ncclscope.engine.processes.motion import Motion, read_motions
+from ncclscope.engine.processes.stack_classes import TreeNode, build_tree, classify
+from ncclscope.engine.table import Cell
+from ncclscope.engine.verdict import Verdict
+from ncclscope.engine.waits.wait_groups import WaitPicture, draw_waits
+from ncclscope.model import Call, Finding, Run
+from ncclscope.render.console.attach import stretch_of, where_text
+from ncclscope.render.console.blocks import duration, who_text
+from ncclscope.render.console.verdict import input_facts
+from ncclscope.render.html.data import page_data
+from ncclscope.render.html.graph import draw_graph
+from ncclscope.wording.names import (
     call_text,
     comm_text,
     plural,
@@ -22,12 +28,6 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.model import Call, Finding, Run
-from ncclscope.render.console.attach import stretch_of, where_text
-from ncclscope.render.console.blocks import duration, who_text
-from ncclscope.render.console.verdict import input_facts
-from ncclscope.render.html.data import page_data
-from ncclscope.render.html.graph import draw_graph
 
 MANY = 16
 """Ranks above which equal rows are merged into one that can be expanded."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ncclscope.analysis.waits.wait_groups import Link, WaitGroup, WaitPicture
-from ncclscope.analysis.wording import call_text, ranks_text
+from ncclscope.engine.waits.wait_groups import Link, WaitGroup, WaitPicture
 from ncclscope.model.ties import grouped
+from ncclscope.wording.names import call_text, ranks_text
 
 BOX = (212, 66)
 """Width and height of a box in pixels."""

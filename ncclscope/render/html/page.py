@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.render.console.attach import render_attach
 from ncclscope.render.console.terminal import plain_text
 from ncclscope.render.console.verdict import render_verdict

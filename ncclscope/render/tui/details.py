@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model import Call, State
 from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label
 from ncclscope.render.tui.events import Event
 from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, cropped, table
+from ncclscope.wording.names import call_text, ranks_text
 
 
 def rank_calls(entry: RankEntry, calls: Sequence[Call], width: int) -> list[Line]:

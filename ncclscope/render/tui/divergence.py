@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from ncclscope.analysis.verdict import Neighbourhood, Verdict
-from ncclscope.analysis.wording import call_text, comm_text, ranks_text
+from ncclscope.engine.verdict import Neighbourhood, Verdict
 from ncclscope.model import Call, Finding
 from ncclscope.render.console.blocks import knowledge, who_text
 from ncclscope.render.console.sides import aligned_sides, differ_by_site, shown_groups
 from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 from ncclscope.untrusted import printable
+from ncclscope.wording.names import call_text, comm_text, ranks_text
 
 _NARROW_GROUPS, _WIDE_GROUPS = 2, 4
 """Groups of ranks shown side by side."""

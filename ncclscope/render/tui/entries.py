@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclscope.analysis.wording import shape_text
 from ncclscope.model import Communicator, State
 from ncclscope.readers.ring.cursor import LastCall, RingCursor
 from ncclscope.untrusted import printable, texts
 from ncclscope.watch.poll import Poll
+from ncclscope.wording.names import shape_text
 
 _QUIET_MARKED = 1.0
 """Seconds without progress after which a rank that is behind gets a mark."""

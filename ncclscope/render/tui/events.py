@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import duration
 from ncclscope.render.console.watch import one_line
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
+from ncclscope.wording.names import plural, ranks_text
 
 _KEPT = 1000
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope.analysis.wording import ranks_text
 from ncclscope.model.ties import grouped
 from ncclscope.render.console.blocks import duration
 from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label, last_text
 from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, table
+from ncclscope.wording.names import ranks_text
 
 WIDE = 110
 """Width in cells from which additional columns are shown."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.engine.verdict import Verdict
 from ncclscope.render.console.blocks import COLOURS, duration
 from ncclscope.render.tui import details
 from ncclscope.render.tui.board import Board
@@ -25,6 +24,7 @@ from ncclscope.render.tui.recent import RecentCalls
 from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
 from ncclscope.untrusted import printable
 from ncclscope.watch.poll import Poll
+from ncclscope.wording.names import plural, ranks_text
 
 _TALL = 40
 """Terminal lines from which the log has a pane of its own."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from tests.corpus.workload import Workload
 from tests.corpus.writers import write
 from tests.support.cluster import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.parity.sequence import CallStream, Vocabulary
 from ncclscope.readers import open_run
 from tests.support.cluster import Cluster, agrees

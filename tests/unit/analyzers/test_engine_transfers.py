@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.export.jsonl import write_jsonl
 
 BEGAN = 1_795_165_653_000_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model.activities import COMPILE, STORE_WAIT
 from tests.support.cluster import Cluster, agrees
 

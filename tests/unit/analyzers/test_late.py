@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Rank
 from ncclscope.model.activities import COMPILE, CPU, STORE_WAIT
 from ncclscope.model.memory import ListLog

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -159,7 +159,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_files(cluster_of: ClusterOf
     cluster.history()
     for rank in cluster.everybody:
         cluster.post([rank], "tp:0", "all_gather" if rank == 3 else "all_reduce", done=False)
-    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.engine.verdict import diagnose
     from ncclscope.readers import open_run
 
     files = sorted(cluster.directory.glob("*.ring"))

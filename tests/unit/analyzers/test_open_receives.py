@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.readers.bundle import with_snapshot
 from tests.support.cluster import Cluster, agrees
 from tests.support.snapshots import elsewhere, in_collective, snapshot, worker

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pytest
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.precedence import drop_refined
-from ncclscope.analysis.registry import Analyzer
+from ncclscope.engine.case import Case
+from ncclscope.engine.precedence import drop_refined
+from ncclscope.engine.registry import Analyzer
 from ncclscope.model import Communicator, Finding
 from tests.support import fork_server
 from tests.support.cluster import Cluster
@@ -28,8 +28,8 @@ PACKAGE = {
 
 from dataclasses import replace
 
-from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.wording import comm_text
+from ncclscope.engine.findings import from_difference, subject
+from ncclscope.wording.names import comm_text
 
 
 class RepeatedCall:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Run
 from tests.proofs.checker import Unclear, check
 from tests.support.cluster import Cluster

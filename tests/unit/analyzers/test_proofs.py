@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.proofs.proof import Played, Proof
-from ncclscope.analysis.waits.graph import wait_graph
-from ncclscope.engine.graph import Unfit, Wait, WaitGraph
+from ncclscope.engine.case import Case
+from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
+from ncclscope.engine.repairs.proof import Played, Proof
+from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Call, Finding
 from tests.corpus.registry import all_cases
 from tests.support.cluster import Cluster

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.waits.waits import Waits
+from ncclscope.engine.verdict import Verdict
+from ncclscope.engine.waits.waits import Waits
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from ncclscope.engine.rounds import periods
+from ncclscope.engine.repairs.rounds import periods
 from ncclscope.model import Finding
 from tests.support.cluster import Cluster
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from ncclscope.tracing import scope
 from tests.support.cluster import Cluster
 from tests.support.examples import examples

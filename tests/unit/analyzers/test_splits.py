@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict
+from ncclscope.engine.verdict import Verdict
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]

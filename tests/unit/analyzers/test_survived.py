@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.case import MOST_SURVIVED
-from ncclscope.analysis.verdict import diagnose
-from ncclscope.analysis.waits.posting_order import AHEAD
+from ncclscope.engine.case import MOST_SURVIVED
+from ncclscope.engine.verdict import diagnose
+from ncclscope.engine.waits.posting_order import AHEAD
 from ncclscope.model import Finding
 from tests.support.cluster import Cluster
 

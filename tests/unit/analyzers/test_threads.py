@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.case import Case
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.engine.case import Case
+from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Activity
 from ncclscope.model.threads import SEVERAL
 from ncclscope.ring import writer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.engine.verdict import diagnose
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]

@@ -1,1 +1,0 @@
-"""Compares the ranks of a run and says who left the common sequence."""

@@ -1,1 +1,0 @@
-"""What a verdict rests on: what its repair releases, and what speaks against the nearest rival."""

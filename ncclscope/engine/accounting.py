@@ -1,0 +1,507 @@
+"""Hold the causes against the wait graph: they have to account for all that waits, and no more.
+
+Analyzers see a part of the job each: one communicator, transfers or endings. Here the causes become
+those whose repair releases every waiting rank, and the others follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.precedence import as_consequence
+from ncclscope.engine.repairs.by_rounds import decided_by_rounds
+from ncclscope.engine.repairs.graph import WaitGraph
+from ncclscope.engine.repairs.proof import prove
+from ncclscope.engine.repairs.repair import MOST_RANKS
+from ncclscope.engine.sequences.streams import Repeated, repeated
+from ncclscope.engine.waits.endings import ended_by_peers
+from ncclscope.engine.waits.graph import wait_graph
+from ncclscope.model import Call, Finding, Rank
+from ncclscope.model.signature import P2P_OPS
+from ncclscope.wording.names import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
+
+_IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
+"""Kinds of findings on waits that the graph has. It has none for keys of a store, for instance."""
+
+_SHOWN = 4
+_LATE = ("not_joined", "dead_rank")
+
+
+def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings whose causes release all that waits, if one set of ranks alone does.
+
+    Args:
+        case: The case.
+        findings: The findings.
+    """
+    causes = [one for one in findings if one.role == "cause"]
+    differ = causes and not any(map(_is_wait, causes))
+    if any(one.comm is None for one in causes) or (differ and len(case.run.ranks) > MOST_RANKS):
+        return list(findings)
+    graph = wait_graph(case)
+    if not causes:
+        found = [*_gone(case, graph), *findings]
+    elif differ:
+        found = list(findings)
+    else:
+        found = _accounted(case, graph, _without_redundant(graph, findings))
+    return _beside_others(_joined(_proved(case, graph, decided_by_rounds(case, graph, found))))
+
+
+def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in which a rank that is late, beside another cause, is at most likely.
+
+    It may wait for a rank of that one, in what is not known to have completed.
+    """
+    causes = [one for one in findings if one.role == "cause"]
+    found: list[Finding] = []
+    for one in findings:
+        named = {rank for each in causes if each is not one for rank in each.diverging_ranks}
+        others = sorted(named.difference(one.diverging_ranks))
+        sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
+        if sure and others:
+            doubt = f"it may wait for {ranks_text(others)}"
+            found.append(replace(one, confidence="likely", inferred=(*one.inferred, doubt)))
+        else:
+            found.append(one)
+    return found
+
+
+def _joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with causes on sister groups as one, if the same lines differ there."""
+    found: list[Finding] = []
+    for one in findings:
+        place = next((n for n, other in enumerate(found) if _is_same(one, other)), None)
+        if place is None:
+            found.append(one)
+            continue
+        first = found[place]
+        assert one.comm is not None
+        found[place] = replace(
+            first.with_note(
+                f"{sentence(ranks_text(one.diverging_ranks))} did the same on "
+                f"{comm_text(one.comm)}."
+            ),
+            diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
+            evidence=(*first.evidence, *one.evidence),
+        )
+    return found
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    """Return whether ranks did the same on different communicators, by the lines of their calls."""
+    if not (one.role == other.role == "cause") or None in (one.comm, other.comm):
+        return False
+    if one.comm == other.comm or not one.diverging_ranks or not other.diverging_ranks:
+        return False
+    if one.odd is None or one.odd.site is None or one.peers is None:
+        return False
+    both = [
+        (
+            finding.kind,
+            finding.confidence,
+            finding.extent,
+            *((call.sign(), call.site) for call in (finding.odd, finding.peers) if call),
+        )
+        for finding in (one, other)
+    ]
+    return both[0] == both[1]
+
+
+def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
+    """Return findings about the ranks that are gone without a word, if all others wait for them."""
+    waiting = [case.run.by_rank[number] for number in graph.waiting]
+    still = [rank.rank for rank in waiting if not ended_by_peers(rank)]
+    if not waiting or not graph.gone or graph.gone != graph.awaited - graph.waiting.keys():
+        return []
+    if not graph.explains(graph.gone) or (still and case.longest_common_quiet(still) is None):
+        return []
+    return [_held_up_by(case, graph, number) for number in sorted(graph.gone)]
+
+
+def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with waits as consequences where the calls that differ account for all."""
+    ranks = _named([one for one in findings if not _is_wait(one)])
+    if not ranks or graph.released(ranks) != graph.waiting.keys():
+        return list(findings)
+    kept = graph.abnormal - ranks
+    return [
+        as_consequence(one) if _is_wait(one) and not kept.intersection(one.diverging_ranks) else one
+        for one in findings
+    ]
+
+
+def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with those as causes that name the ranks of the repair, each rank once."""
+    if _is_hidden(case, graph) and not any(
+        one.kind == "extra_call" and one.role == "cause" for one in findings
+    ):
+        return _by_unseen(case, graph, findings)
+    alone = _only_repair(case, graph)
+    repair = _reduced(graph, _named(findings)) if alone is None else alone
+    explained = bool(repair and graph.waits) and graph.released(repair) == graph.waiting.keys()
+    if explained:
+        findings = _promoted(findings, repair)
+    open_ranks = repair - _named(findings)
+    late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
+    found = []
+    for one in findings:
+        if one.role != "cause" or not _is_wait(one):
+            found.append(one)
+        elif one.diverging_ranks:
+            # A rank that waits for nothing is late for all of its calls, its transfers as well.
+            is_late = one.kind == "p2p_mismatch" and late.issuperset(one.diverging_ranks)
+            found.append(as_consequence(one) if is_late else _among(one, repair))
+        elif alone is not None and open_ranks:
+            found.append(_settled(graph, one, alone))
+        else:
+            follows = explained or _is_behind(graph, one)
+            found.append(as_consequence(one) if follows else one)
+    open_ranks = repair - _named(found)
+    if alone is not None and open_ranks <= graph.awaited:
+        found = [*(_held_up_by(case, graph, rank) for rank in sorted(open_ranks)), *found]
+    if not any(one.role == "cause" for one in found) and len(graph.cheapest) > 1:
+        found = [_either(case, graph), *found]
+    if explained:
+        found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
+    return [_unless_rivals(case, graph, one) if one.role == "cause" else one for one in found]
+
+
+def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding on a rank that is late for its peers' calls as one on what it did instead.
+
+    It has ended, or it waits in a call which it posted once more than its peers.
+    """
+    if not _is_wait(finding) or len(finding.diverging_ranks) != 1:
+        return finding
+    (number,) = finding.diverging_ranks
+    if number in graph.sinks and finding.kind == "p2p_mismatch":
+        ended = [rank for rank in case.run.ranks if case.how_it_ended(rank)]
+        gone = [rank.rank for rank in ended if not ended_by_peers(rank)]
+        return _held_up_by(case, graph, number) if gone == [number] else finding
+    waits = graph.waiting.get(number, ())
+    if len(waits) != 1 or waits[0].call.op in P2P_OPS or finding.kind == "extra_call":
+        return finding
+    instead = _same_elsewhere(case, graph, number, waits[0].call)
+    found = repeated(case.run, number, waits[0].call)
+    if instead is not None:
+        found = Repeated(waits[0].call, 1)
+    if found is None or found.call.op in P2P_OPS:
+        return finding
+    comm = case.run.communicators[found.call.comm]
+    others = sorted(graph.waiting.keys() - {number})
+    what = f"{call_text(found.call)} on {comm_text(comm)}"
+    if instead is None:
+        did = f"{plural(found.calls, 'call')} more than its peers, from {what} on"
+    else:
+        did = f"{what}, its peers on {comm_text(case.run.communicators[instead.comm])}"
+    return replace(
+        finding,
+        kind="extra_call" if instead is None else "comm_swap",
+        summary=(
+            f"{sentence(rank_text(case.run, number))} posted {did}; "
+            f"{ranks_text(others)} {verb(others, 'wait')} for it."
+        ),
+        comm=comm,
+        seq=found.call.seq,
+        odd=found.call,
+        odd_is="call",
+        peers=instead,
+        extent=found.calls,
+        confidence="likely",
+        hangs=True,
+        inferred=(*finding.inferred, "its peers' calls up to there are the same as its own"),
+    )
+
+
+def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Call | None:
+    """Return the call in which peers wait that is the same, on another group of the same ranks.
+
+    Where the call is the first of its group, which of the two is meant is not known.
+    """
+    if call.seq == 1:
+        return None
+    members = {*case.run.communicators[call.comm].ranks}
+    for wait in graph.waits:
+        own = wait.call
+        is_other = wait.rank != number and own.comm != call.comm and own.thread == call.thread
+        if not is_other or {*case.run.communicators[own.comm].ranks} != members:
+            continue
+        if (own.sign(), own.site, own.user_site) == (call.sign(), call.site, call.user_site):
+            return own if call.site is not None else None
+    return None
+
+
+def _is_behind(graph: WaitGraph, finding: Finding) -> bool:
+    """Return whether ranks do not wait in a call that does not complete, but in earlier ones."""
+    ranks = {*finding.candidate_ranks}
+    if finding.kind != "stalled" or finding.comm is None or not ranks <= graph.waiting.keys():
+        return False
+    calls = [wait.call for rank in ranks for wait in graph.waiting[rank]]
+    if any(call is not None and call.op in P2P_OPS for call in (finding.odd, finding.peers)):
+        return False
+    return all((call.comm, call.seq) != (finding.comm.key, finding.seq) for call in calls)
+
+
+def _either(case: Case, graph: WaitGraph) -> Finding:
+    """Return a finding about ranks that wait for each other, any of which may have diverged."""
+    ranks = tuple(sorted(frozenset().union(*graph.cheapest)))
+    first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
+    comm = case.run.communicators[first.comm]
+    lines = tuple(
+        f"rank {rank} waits in {_where(case, wait.call)} for {ranks_text(sorted(wait.awaited))}"
+        for rank, waits in sorted(graph.waiting.items())
+        for wait in waits
+    )
+    return Finding(
+        kind="order_cycle",
+        summary=f"Ranks wait for each other: {'; '.join(lines[:_SHOWN])}.",
+        comm=comm,
+        seq=None,
+        candidate_ranks=ranks,
+        confidence="ambiguous",
+        role="cause",
+        analyzer="accounting",
+        evidence=lines,
+        inferred=("the records do not show which of them is wrong",),
+    )
+
+
+def _where(case: Case, call: Call) -> str:
+    return f"{call_text(call)} on {comm_text(case.run.communicators[call.comm])}"
+
+
+def _is_hidden(case: Case, graph: WaitGraph) -> bool:
+    """Return whether ranks without a record account for all that waits, and most ranks have one."""
+    few = 2 * len(graph.unseen) < case.run.expected
+    lost = graph.awaited & graph.unseen <= {*case.run.missing} - {*case.run.unreadable}
+    return bool(graph.waits) and not graph.abnormal and few and lost and graph.explains(())
+
+
+def _by_unseen(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with the ranks without a record as cause, where all wait for them.
+
+    A rank that waits in a transfer with one of them has not stayed away from a collective.
+    """
+    awaited = graph.awaited & graph.unseen
+    demoted = [
+        one if _is_on(one, graph.unseen) or not _is_victim(graph, one) else as_consequence(one)
+        for one in findings
+    ]
+    if any(one.role == "cause" for one in demoted):
+        return demoted
+    found = _promoted(demoted, awaited, candidates=True)
+    if not any(one.role == "cause" for one in found) and len(awaited) == 1:
+        found = [*(_held_up_by(case, graph, number) for number in awaited), *found]
+    return found if any(one.role == "cause" for one in found) else list(findings)
+
+
+def _is_on(finding: Finding, ranks: Collection[int]) -> bool:
+    """Return whether a finding says that some of these ranks did not come."""
+    named = finding.diverging_ranks or finding.candidate_ranks
+    return finding.kind in _LATE and bool(named) and {*ranks}.issuperset(named)
+
+
+def _is_victim(graph: WaitGraph, finding: Finding) -> bool:
+    return _is_wait(finding) and graph.waiting.keys() >= {*finding.diverging_ranks}
+
+
+def _promoted(
+    findings: Sequence[Finding], ranks: Collection[int], *, candidates: bool = False
+) -> list[Finding]:
+    """Return findings with a consequence as cause for each late rank that no cause names.
+
+    Args:
+        findings: The findings.
+        ranks: The late ranks.
+        candidates: Whether it may name them as candidates.
+    """
+    found, named = [], _named(findings)
+    for one in findings:
+        those = {*(one.diverging_ranks or (one.candidate_ranks if candidates else ()))}
+        if one.kind in _LATE and one.role == "consequence" and those and those <= {*ranks} - named:
+            sure = "likely" if one.confidence == "certain" else one.confidence
+            one, named = replace(one, role="cause", confidence=sure), named | those
+        found.append(one)
+    return found
+
+
+def _reduced(graph: WaitGraph, ranks: Collection[int]) -> frozenset[int]:
+    """Return ranks without victims, and without those that wait for something that is not seen."""
+    kept = graph.without_victims(ranks)
+    return kept - graph.obscure or kept
+
+
+def _named(findings: Sequence[Finding]) -> frozenset[int]:
+    """Return the ranks that the causes among findings name."""
+    causes = (one for one in findings if one.role == "cause")
+    return frozenset(rank for one in causes for rank in one.diverging_ranks)
+
+
+def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
+    """Return the ranks whose repair alone releases all that waits; None where several do.
+
+    A rank that waits may have posted an extra call; or those that have not come to it are held up
+    together, as by one storage, unless they have ended in order.
+    """
+    repairs = graph.cheapest
+    if len(repairs) != 1 or repairs[0] == case.run.by_rank.keys():
+        return None
+    others = graph.sinks - repairs[0]
+    return repairs[0] if all(case.run.by_rank[number].exited for number in others) else None
+
+
+def _is_wait(finding: Finding) -> bool:
+    """Return whether a finding is about ranks that wait for others, and not about what differs."""
+    if finding.kind == "extra_call" and finding.peers is not None:
+        return False
+    if finding.kind == "p2p_mismatch" and None not in (finding.odd, finding.peers):
+        return False
+    return finding.kind in _IN_GRAPH
+
+
+def _among(finding: Finding, kept: frozenset[int]) -> Finding:
+    """Return a finding about those of its ranks that are no victims of others."""
+    ranks = tuple(rank for rank in finding.diverging_ranks if rank in kept)
+    if ranks == finding.diverging_ranks:
+        return finding
+    if not ranks:
+        return as_consequence(finding)
+    victims = [rank for rank in finding.diverging_ranks if rank not in kept]
+    follows = f"{sentence(ranks_text(victims))} {verb(victims, 'wait')} for others, and"
+    return replace(
+        finding.with_note(f"{follows} would go on if {ranks_text(ranks)} came."),
+        diverging_ranks=ranks,
+    )
+
+
+def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Finding:
+    """Return a finding about the ranks whose repair releases all that waits."""
+    if finding.diverging_ranks:
+        return _among(finding, repair)
+    if finding.kind == "stalled" or not repair.issubset(finding.candidate_ranks):
+        return as_consequence(finding)
+    if graph.unseen.intersection(finding.candidate_ranks):
+        return finding  # what has no record may not have come either
+    ranks = tuple(sorted(repair))
+    waiting = plural(len(graph.waiting), "waiting rank")
+    return finding.with_note(f"Only {ranks_text(ranks)} would release all {waiting}.").naming(ranks)
+
+
+def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding that is not certain where other ranks account for all that waits as well.
+
+    Nor where the rank itself waits, for others or for what is not seen; nor where it ended of a
+    connection that it lost, which a peer may have closed.
+    """
+    if finding.confidence != "certain" or not _is_wait(finding):
+        return finding
+    known = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
+    if lost := [rank.rank for rank in known if rank is not None and ended_by_peers(rank)]:
+        doubt = f"{ranks_text(lost)} lost a connection: the peer may have ended first"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    if held := graph.obscure.intersection(finding.diverging_ranks):
+        doubt = f"{ranks_text(sorted(held))} {verb([*held], 'wait')} for something that is not seen"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    if partly := graph.partly_waiting.intersection(finding.diverging_ranks):
+        doubt = (
+            f"another thread of {ranks_text(sorted(partly))} waits for other ranks, and the one "
+            f"that never came may wait for it"
+        )
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    named = {*finding.diverging_ranks}
+    behind = {
+        peer for rank in named for wait in graph.waiting.get(rank, ()) for peer in wait.awaited
+    }
+    if finding.kind in _LATE and behind - named:
+        doubt = f"{ranks_text(sorted(named))} may have been held up by {ranks_text(behind - named)}"
+        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    others = [one for one in graph.cheapest if not (one <= named or named <= one)]
+    if not others:
+        return finding
+    rival = ranks_text(sorted(others[0]))
+    doubt = f"a repair of {rival} instead would release all ranks that wait as well"
+    return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+
+
+def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings whose causes have their proof, and are certain only if it is the only one."""
+    causes = [one for one in findings if one.role == "cause"]
+    proof = prove(case, graph, causes)
+    if proof is not None and proof.changes and proof.missing and case.stalled:
+        late = [_held_up_by(case, graph, number) for number in sorted(proof.missing)]
+        causes, findings = [*late, *causes], [*late, *findings]
+        proof = prove(case, graph, causes) or proof
+    if proof is None:
+        return list(findings)
+    lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
+    if proof.held:
+        held = sorted(proof.held)
+        lines.append(f"{ranks_text(held)} would still wait: something else is wrong, too")
+    return [
+        replace(
+            one,
+            proof=proof.to_dict(one.kind),
+            confidence="likely" if one.confidence == "certain" and not sure else one.confidence,
+            inferred=(*one.inferred, *lines),
+        )
+        if one.role == "cause" and not one.survived
+        else one
+        for one in findings
+    ]
+
+
+def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
+    """Return a finding about a rank at which all chains of waiting end."""
+    waiting = [wait for wait in graph.waits if number in wait.awaited]
+    first = min(waiting, key=lambda wait: (wait.call.time_ns or 0, wait.rank))
+    rank = case.run.by_rank.get(number)
+    comm = case.run.communicators[first.call.comm]
+    those = [wait.rank for wait in waiting if wait.call.comm == comm.key]
+    how = None if rank is None else case.how_it_ended(rank)
+    kind, state = "not_joined", _whereabouts(case, rank)
+    if rank is None:
+        kind, state = "dead_rank", "left no record"
+    elif how is not None or number in graph.gone:
+        kind, state = "dead_rank", f"is dead, gone or stuck ({how or 'its peers lived on'})"
+    return Finding(
+        kind=kind,
+        summary=(
+            f"{sentence(rank_text(case.run, number))} {state}; {ranks_text(those)} "
+            f"{verb(those, 'wait')} for it in {call_text(first.call)} on {comm_text(comm)}."
+        ),
+        comm=comm,
+        seq=None,
+        diverging_ranks=(number,),
+        odd=None if rank is None else rank.last_call(transfers=True),
+        odd_is="last_call",
+        peers=first.call,
+        confidence="likely",
+        role="cause",
+        analyzer="accounting",
+        evidence=tuple(
+            f"rank {wait.rank} posted {call_text(wait.call)}; it is not known to have completed"
+            for wait in waiting
+        ),
+        inferred=tuple(
+            f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting
+        ),
+    )
+
+
+def _whereabouts(case: Case, rank: Rank | None) -> str:
+    last = None if rank is None else rank.last_call(transfers=True)
+    if last is None:
+        return "has posted no call"
+    comm = case.run.communicators[last.comm]
+    return f"never came: its last call is {call_text(last)} on {comm_text(comm)}"

@@ -1,0 +1,149 @@
+"""Ranks whose process has ended, is stopped, or could not be read, and those that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclscope.engine.processes.judgement import Judgement, unless_late
+from ncclscope.engine.processes.motion import Motion
+from ncclscope.engine.processes.stack_classes import classify
+from ncclscope.engine.processes.stack_wording import place_text, seen, waiting_text
+from ncclscope.wording.names import ranks_text, sentence
+
+_CONTINUE = "kill -CONT resumes a stopped process"
+
+
+def judge_gone(
+    gone: Sequence[int],
+    waiting: Sequence[Motion],
+    moving: Sequence[Motion],
+    elsewhere: Sequence[Motion],
+    gap: float,
+) -> Judgement | None:
+    """Judge ranks without a process.
+
+    Args:
+        gone: The ranks without a process.
+        waiting: Ranks that wait for peers.
+        moving: Ranks that move; the waiting ranks may also wait for them.
+        elsewhere: Ranks that neither move nor wait for peers; likewise.
+        gap: Seconds between the first and the last sample.
+    """
+    if not waiting:
+        return None
+    ranks = tuple(sorted(gone))
+    classes = classify(waiting)
+    have = "has" if len(ranks) == 1 else "have"
+    found = Judgement(
+        kind="dead_rank",
+        summary=f"{sentence(ranks_text(ranks))} {have} no live process; {waiting_text(classes)}.",
+        diverging=ranks,
+        role="latent" if moving else "cause",
+        peers=classes[0].motion,
+        evidence=(*seen(classes, gap), f"proc: {ranks_text(ranks)}: the process has ended"),
+        seen_seconds=gap,
+    )
+    if elsewhere and not moving:
+        classes = classify(elsewhere)
+        others = "; ".join(place_text(group) for group in classes[:3])
+        candidates = [*ranks, *(motion.rank for motion in elsewhere)]
+        if len(candidates) > len(waiting):  # or most are right not to be in this call
+            candidates += [motion.rank for motion in waiting]
+        return unless_late(
+            replace(
+                found.with_note(f"They may also wait for others: {others}.").undecided(
+                    sorted(candidates)
+                ),
+                evidence=(*found.evidence, *seen(classes, gap)),
+            ),
+            gap,
+        )
+    if len(ranks) <= len(waiting):
+        return found
+    return unless_late(  # most have ended: they died, or the others posted an extra call
+        replace(
+            found.with_note("It is unknown whether the processes ended too early.").undecided(
+                (*ranks, *sorted(motion.rank for motion in waiting))
+            ),
+            role="cause",
+        ),
+        gap,
+    )
+
+
+def judge_stopped(
+    stopped: Sequence[Motion],
+    waiting: Sequence[Motion],
+    still: Sequence[Motion],
+    moving: Sequence[Motion],
+    gap: float,
+) -> Judgement:
+    """Judge ranks that are stopped by a signal.
+
+    Args:
+        stopped: The stopped ranks.
+        waiting: Ranks that wait for peers.
+        still: The waiting ranks, and others that do not move.
+        moving: Ranks that move.
+        gap: Seconds between the first and the last sample.
+    """
+    ranks = tuple(sorted(motion.rank for motion in stopped))
+    proc = f"proc: {ranks_text(ranks)}: state T, stopped by a signal or a debugger"
+    where = classify(stopped)
+    if not still and not moving:
+        return Judgement(
+            kind="stalled",
+            summary="All ranks are stopped by a signal (state T): none can move.",
+            candidates=ranks,
+            evidence=(proc, *seen(where, gap)),
+            inferred=(_CONTINUE,),
+            seen_seconds=gap,
+        )
+    classes = classify(waiting)
+    rest = waiting_text(classes) if waiting else "no other rank waits for it yet"
+    be = "is" if len(ranks) == 1 else "are"
+    return Judgement(
+        kind="not_joined",
+        summary=(
+            f"{sentence(ranks_text(ranks))} {be} stopped by a signal (state T) at "
+            f"{where[0].motion.text}; {rest}."
+        ),
+        diverging=ranks,
+        role="latent" if moving or not waiting else "cause",
+        odd=stopped[0],
+        peers=classes[0].motion if classes else None,
+        evidence=(proc, *seen([*where, *classes], gap)),
+        inferred=(_CONTINUE,),
+        seen_seconds=gap,
+    )
+
+
+def judge_unread(
+    unread: Sequence[Motion], waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float
+) -> Judgement | None:
+    """Judge a job in which some stacks could not be read, and all other ranks wait together.
+
+    Args:
+        unread: The ranks whose stacks could not be read.
+        waiting: Ranks that wait for peers.
+        elsewhere: Ranks that neither move nor wait for peers.
+        gap: Seconds between the first and the last sample.
+    """
+    classes = classify(waiting)
+    if len(classes) != 1 or elsewhere:
+        return None
+    ranks = tuple(sorted(motion.rank for motion in unread))
+    return Judgement(
+        kind="not_joined",
+        summary=(
+            f"{sentence(waiting_text(classes))}; the stack of {ranks_text(ranks)} could not be "
+            f"read, so it is unknown whether it joined."
+        ),
+        candidates=ranks,
+        confidence="ambiguous",
+        role="latent",
+        peers=classes[0].motion,
+        evidence=seen(classes, gap),
+        seen_seconds=gap,
+    )

@@ -1,0 +1,263 @@
+"""The data sources of one process snapshot side by side, and where they disagree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ncclscope.engine.decision import ANALYZER, FROM_STACKS
+from ncclscope.engine.processes.device_verdict import (
+    Reading,
+    compare_gpus,
+    compare_ras_counts,
+)
+from ncclscope.engine.processes.kernel import kernel_text, sockets_text
+from ncclscope.engine.processes.motion import STARVED, read_motions
+from ncclscope.engine.processes.stack_classes import build_tree, classify
+from ncclscope.engine.processes.stack_verdict import Judgement, judge_stacks
+from ncclscope.engine.processes.stack_wording import starved_text
+from ncclscope.model import Finding, Run
+from ncclscope.model.snapshot import Snapshot
+from ncclscope.wording.names import plural, ranks_text
+
+_LOOPBACK = re.compile(r"localhost$|127\.|::1$", re.IGNORECASE)
+_MOST_LOCAL = 1024
+"""Most ranks of one host."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One data source and what it says.
+
+    Attributes:
+        name: ``rings``, ``stacks``, ``proc``, ``ras``, ``gpu``, ...
+        available: Whether it was available.
+        says: What it says, or why it is not available.
+        ranks: Ranks that it identifies as diverging.
+        agrees: Whether these are the verdict's; None where it names none.
+        enable: How to make it available.
+    """
+
+    name: str
+    available: bool
+    says: str
+    ranks: tuple[int, ...] = ()
+    agrees: bool | None = None
+    enable: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the data source, in a form for JSON."""
+        return {
+            "name": self.name,
+            "available": self.available,
+            "says": self.says,
+            "ranks": list(self.ranks),
+            "agrees": self.agrees,
+            "enable": self.enable,
+        }
+
+
+def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
+    """Return the ranks that should run on this host and have no process.
+
+    These are gaps in the rank numbers, and ranks beyond them that torchrun was to start, or that
+    are to meet at an address that only this host has. With several hosts nothing is known: a host
+    that could not be read leaves a gap, too.
+    """
+    if len(snapshot.hosts) > 1:
+        return ()
+    if any(worker.rank_source == "pid" for worker in snapshot.workers):
+        return ()
+    present = {worker.rank for worker in snapshot.workers}
+    if len(present) < 2:
+        return ()
+    low, high = min(present), max(present) + 1
+    for worker in snapshot.workers:
+        local = worker.environment.get("LOCAL_RANK", "")
+        if local.isdecimal() and worker.local_world_size:
+            low = min(low, worker.rank - int(local[:6]))
+            high = max(high, low + min(worker.local_world_size, _MOST_LOCAL))
+        if _LOOPBACK.match(worker.environment.get("MASTER_ADDR", "")):
+            low, high = 0, max(high, min(worker.world_size, _MOST_LOCAL))
+    return tuple(rank for rank in range(low, high) if rank not in present)
+
+
+def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
+    """Return the joint judgement of stacks, GPUs and RAS, without rings.
+
+    Stacks come first. Where they identify no rank, GPUs and RAS may; where the sources contradict
+    each other, no rank is identified.
+    """
+    motions = read_motions(snapshot)
+    found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    moving = [motion for motion in motions.values() if motion.condition == "moving"]
+    readings = [("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))]
+    naming = [(name, one) for name, one in readings if one is not None and one.ranks]
+    if not naming:
+        return found
+    lines = tuple(f"{name}: {one.says}" for name, one in naming)
+    named = {one.ranks for _, one in naming}
+    if found is None or found.role == "latent":
+        if len(moving) * 2 > len(motions):
+            return found
+        return _from_devices(found, naming, lines, named)
+    if found.diverging:
+        others = {rank for ranks in named for rank in ranks} - set(found.diverging)
+        if not others:
+            return replace(found, evidence=found.evidence + lines)
+        return replace(
+            found.with_note("The data sources name different ranks.").undecided(
+                sorted({*found.diverging, *others})
+            ),
+            evidence=found.evidence + lines,
+        )
+    if len(named) == 1 and set(*named) <= set(found.candidates):
+        (ranks,) = named
+        who = " and ".join(name for name, _ in naming)
+        return replace(
+            found,
+            diverging=ranks,
+            candidates=(),
+            confidence="likely",
+            evidence=found.evidence + lines,
+            inferred=(*found.inferred, f"among the candidates, {who} names one"),
+        )
+    return replace(found, evidence=found.evidence + lines)
+
+
+def _from_devices(
+    found: Judgement | None,
+    naming: list[tuple[str, Reading]],
+    lines: tuple[str, ...],
+    named: set[tuple[int, ...]],
+) -> Judgement:
+    agreed = len(named) == 1
+    ranks = tuple(sorted({rank for ranks in named for rank in ranks}))
+    first = naming[0][1]
+    return Judgement(
+        kind=first.kind,
+        summary=f"{'; '.join(one.says for _, one in naming)}.",
+        diverging=ranks if agreed else (),
+        candidates=() if agreed else ranks,
+        confidence="likely" if agreed else "ambiguous",
+        odd=found.odd if found else None,
+        peers=found.peers if found else None,
+        evidence=(found.evidence if found else ()) + lines,
+        is_by_devices=True,
+    )
+
+
+def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
+    """Return what each data source of a run's snapshot says, compared with the verdict."""
+    snapshot = run.snapshot
+    if snapshot is None:
+        return ()
+    motions = read_motions(snapshot)
+    stacks = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    named: dict[str, tuple[str, tuple[int, ...]]] = {}
+    if stacks is not None and cause is not None and _is_all_of(cause, stacks, snapshot):
+        named["stacks"] = (_names(stacks), stacks.diverging)
+    elif stacks is not None:
+        named["stacks"] = (stacks.summary, stacks.diverging)
+    elif motions:
+        moving = sum(motion.condition == "moving" for motion in motions.values())
+        named["stacks"] = (
+            f"{moving} of {plural(len(motions), 'rank')} move, and none differs from the others",
+            (),
+        )
+    if slow := {rank: one.delayed for rank, one in motions.items() if one.delayed >= STARVED}:
+        named["proc"] = (starved_text(slow), ())
+    readings = ("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))
+    for name, reading in readings:
+        if reading is not None:
+            named[name] = (reading.says, reading.ranks)
+    for name, says in ("kernel log", kernel_text(run)), ("sockets", sockets_text(snapshot)):
+        if says:
+            named[name] = (says, ())
+    if any(rank.logs for rank in run.ranks) and cause is not None and _is_recorded(cause):
+        named["rings"] = ("the verdict is based on them", cause.diverging_ranks)
+    evidence = []
+    for source in snapshot.sources:
+        says, ranks = named.get(source.name, ("", ()))
+        agrees = None
+        if ranks and cause is not None and source.available:
+            verdict = set(cause.diverging_ranks or cause.candidate_ranks)
+            # One that names further ranks may see a second cause.
+            agrees = set(ranks) <= verdict or verdict <= set(ranks) if verdict else None
+            if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
+                agrees = None  # both are right: one posted an extra call, so the other is not there
+                says = f"{says} This follows from the extra call."
+        evidence.append(
+            Evidence(
+                name=source.name,
+                available=source.available,
+                says=(says or source.state) if source.available else source.state,
+                ranks=ranks if source.available else (),
+                agrees=agrees,
+                enable=source.enable,
+            )
+        )
+    return tuple(evidence)
+
+
+def _is_all_of(cause: Finding, stacks: Judgement, snapshot: Snapshot) -> bool:
+    """Return whether a verdict already has the words of the stacks' judgement, and no more."""
+    if cause.analyzer != FROM_STACKS or len(cause.notes) != len(stacks.notes):
+        return False
+    judged = judge_snapshot(snapshot)
+    return judged is not None and judged.kind == cause.kind and not judged.is_by_devices
+
+
+def _names(found: Judgement) -> str:
+    if found.diverging:
+        return f"{ranks_text(found.diverging)} apart from the others"
+    return f"no majority among {ranks_text(found.candidates)}"
+
+
+def _follows(found: Judgement, cause: Finding) -> bool:
+    """Return whether the ranks that did not join are the peers of a recorded extra call."""
+    is_extra = cause.kind == "extra_call" and _is_recorded(cause) and cause.comm is not None
+    if not is_extra or found.kind != "not_joined" or not found.diverging:
+        return False
+    peers = set(cause.comm.ranks if cause.comm else ()) - set(cause.diverging_ranks)
+    return bool(cause.diverging_ranks) and set(found.diverging) <= peers
+
+
+def _is_recorded(cause: Finding) -> bool:
+    return cause.analyzer not in (FROM_STACKS, ANALYZER)
+
+
+def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the classes and the tree of a snapshot, in a form for JSON."""
+    motions = read_motions(snapshot)
+    return {
+        "gap": snapshot.gap,
+        "classes": [
+            {
+                "ranks": list(group.ranks),
+                "at": group.motion.text,
+                "op": group.motion.op,
+                "waits": group.motion.waits,
+                "condition": group.motion.condition,
+            }
+            for group in classify(motion for motion in motions.values() if motion.frames)
+        ],
+        "tree": [node.to_dict() for node in build_tree(motions)],
+        "processes": [
+            {
+                "rank": motion.rank,
+                "pid": motion.worker.pid,
+                "rank_source": motion.worker.rank_source,
+                "condition": motion.condition,
+                "site": motion.place.site if motion.place else None,
+                "user_site": motion.user_place.site if motion.user_place else None,
+                "waits": motion.waits,
+                "why": motion.why,
+                "cpu": round(motion.cpu, 3),
+                "state": motion.worker.samples[-1].state if motion.worker.samples else "",
+                "wchan": motion.worker.samples[-1].wchan if motion.worker.samples else "",
+            }
+            for motion in motions.values()
+        ],
+    }

@@ -1,0 +1,243 @@
+"""Weigh a verdict from stacks by the process groups in which the ranks may wait.
+
+A rank that waits in a call of a smaller group waits for the members of that group, wherever all
+other ranks are. Stacks show whether a call names a group, or a peer, and connections show which
+groups exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ncclscope.engine.processes.frames import INIT_OPS, TRANSFERS
+from ncclscope.engine.processes.judgement import Judgement
+from ncclscope.engine.processes.motion import Motion
+from ncclscope.engine.processes.stack_classes import has_left_loop, order_of
+from ncclscope.model.snapshot import Worker
+from ncclscope.wording.names import ranks_text, sentence
+
+Group = frozenset[int]
+"""Global ranks of the members."""
+
+_C10D = re.compile(r"(?:^|/)torch/distributed/")
+_USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
+_DEFAULT, _GIVEN = "default", "given"
+_SENDING = frozenset({"broadcast", "scatter"})
+"""Calls of which the receivers go on, whereas the root waits for each that has not come."""
+_OF_NO_GROUP = frozenset({"wait", "store", "p2p"})
+"""Waits whose group the stack does not show."""
+_MOST_RANKS = 256
+
+
+def groups_of(workers: Sequence[Worker]) -> frozenset[Group] | None:
+    """Return the process groups of a job, as the connections of gloo show them.
+
+    In each group a rank listens on a port of its own, and is connected to all members. Of two, the
+    one with the lower port accepts. So the ranks accept from all, from all but one, and so on: a
+    group of ranks 0 1 2 is seen as ``{0 1 2}`` at one of them and as the rest at the next.
+
+    Args:
+        workers: The processes of the job.
+
+    Returns:
+        None where the connections do not show all groups: those of other hosts, of ranks without
+        a process, and of NCCL are not seen.
+    """
+    everyone = frozenset(worker.rank for worker in workers)
+    threads = {name for one in workers for sample in one.samples for name in sample.threads}
+    is_whole = all(one.world_size == len(everyone) and not one.host for one in workers)
+    if not is_whole or any(map(_USES_GPU.search, threads)):
+        return None
+    seen: Counter[Group] = Counter()
+    for worker in workers:
+        for peers in worker.accepted:
+            members = frozenset({worker.rank, *peers})
+            if len(members) <= len(peers) or -1 in members:
+                continue  # another server: a rank is connected twice, with itself, or is no rank
+            seen[members] += 1
+            seen[members - {worker.rank}] -= 1
+    found = {members: count for members, count in seen.items() if len(members) > 1 and count}
+    if everyone not in found or min(found.values()) < 0:
+        return None
+    return frozenset(found)
+
+
+def within_groups(
+    found: Judgement, motions: Sequence[Motion], groups: frozenset[Group] | None
+) -> Judgement:
+    """Return a judgement by a majority of all ranks, unless smaller groups decide otherwise.
+
+    A rank is named only where it is in a minority of each group in which it may wait; otherwise the
+    other members of the group are candidates, too. Where nobody is named, only those are candidates
+    in whom all chains of waiting end.
+
+    Args:
+        found: The judgement.
+        motions: The motion of each rank.
+        groups: The process groups; None where they are not known.
+    """
+    by_rank = {motion.rank: motion for motion in motions}
+    apart = frozenset(found.diverging or found.candidates)
+    if not apart or not apart <= by_rank.keys():
+        return found
+    waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
+    if apart == by_rank.keys():
+        return _narrowed(found, by_rank, waits)
+    added: set[int] = set()
+    for rank in apart:
+        for group in waits[rank] or _any_pair(rank, by_rank, apart):
+            if 2 * len(group & apart) >= len(group) or _may_send(by_rank[rank], apart):
+                added |= group - apart
+    if not added and _have_met(by_rank, apart, waits):
+        return found.with_note(
+            f"Of {ranks_text(sorted(apart))}, those of one group would have met there: one of them "
+            f"waits in another group."
+        ).undecided(sorted(apart))
+    if not added or _have_gone_another_way(by_rank, apart):
+        return found
+    where = "to send to" if _may_send(by_rank[min(apart)], apart) else "in a smaller group, for"
+    return replace(
+        found.with_note(
+            f"{sentence(ranks_text(sorted(apart)))} may wait {where} {ranks_text(sorted(added))}."
+        ).undecided(sorted(apart | added)),
+        kind="not_joined",
+    )
+
+
+def _may_send(motion: Motion, apart: Collection[int]) -> bool:
+    """Return whether a rank alone may wait for a receiver, of which others have gone on.
+
+    Where its call names another rank as the source, it waits for that one.
+    """
+    if len(apart) != 1 or motion.op not in _SENDING or group_named_by(motion) != _DEFAULT:
+        return False
+    source = motion.frames[-1].peers
+    return not source or motion.rank in source
+
+
+def _have_met(
+    motions: Mapping[int, Motion], apart: Collection[int], waits: Mapping[int, Sequence[Group]]
+) -> bool:
+    """Return whether ranks in one call are behind all others, and are all of a group.
+
+    All others have passed that call, in which they met in groups of their own. Such a group would
+    have met as well, so that one of its members is wrong, and the rest waits for it.
+    """
+    behind = all(
+        (order := order_of(motions[rank], [one])) is not None and not order.ahead
+        for rank in apart
+        for number, one in motions.items()
+        if number not in apart
+    )
+    alike = len({motions[rank].key for rank in apart}) == 1
+    return behind and alike and any(group <= {*apart} for rank in apart for group in waits[rank])
+
+
+def _narrowed(
+    found: Judgement, motions: Mapping[int, Motion], waits: Mapping[int, Sequence[Group]]
+) -> Judgement:
+    """Return a judgement that names nobody, with the ranks in whom all chains of waiting end.
+
+    Args:
+        found: The judgement.
+        motions: The motion of each rank.
+        waits: The groups in whose calls each rank may wait.
+    """
+    if len(motions) > _MOST_RANKS or not all(one.is_waiting for one in motions.values()):
+        return found
+    awaited = {rank: _awaited(rank, motions, waits) for rank in motions}
+    reached = {rank: _reached(rank, awaited) for rank in motions}
+    ends = {rank for rank, others in reached.items() if all(rank in reached[one] for one in others)}
+    # In which cycle a rank is that may wait in several groups is not known.
+    unknown = {rank for rank, groups in waits.items() if len(groups) != 1}
+    ends |= {rank for one in unknown for rank in reached[one] if one in reached[rank]} | unknown
+    if len(ends) == len(motions):
+        return found
+    return replace(
+        found.with_note(f"All chains of waiting end in {ranks_text(sorted(ends))}."),
+        candidates=tuple(sorted(ends)),
+    )
+
+
+def _reached(start: int, awaited: Mapping[int, Group]) -> set[int]:
+    found: set[int] = set()
+    left = [start]
+    while left:
+        new = awaited[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def _awaited(
+    rank: int, motions: Mapping[int, Motion], waits: Mapping[int, Sequence[Group]]
+) -> Group:
+    """Return the ranks for which a rank may wait: all others, where nothing is known."""
+    own = motions[rank]
+    is_transfer = own.op in TRANSFERS
+    found: Group = frozenset()
+    for group in waits[rank]:
+        found |= {
+            other
+            for other in group - {rank}
+            if is_transfer or motions[other].key != own.key or group not in waits[other]
+        }
+    return found or frozenset(motions) - {rank}
+
+
+def _groups_of_call(
+    rank: int, motions: Mapping[int, Motion], groups: frozenset[Group] | None
+) -> Sequence[Group]:
+    """Return the groups in whose calls a rank may wait; none where that is not known."""
+    motion, everyone = motions[rank], frozenset(motions)
+    if not motion.is_waiting or motion.op is None or motion.op in _OF_NO_GROUP:
+        return ()
+    if motion.op in TRANSFERS:
+        pair = frozenset({rank, *motion.frames[-1].peers})
+        return [pair] if len(pair) > 1 and pair <= everyone else ()
+    if motion.op in INIT_OPS or group_named_by(motion) == _DEFAULT:
+        return [everyone]
+    return [group for group in groups or () if rank in group]
+
+
+def _any_pair(rank: int, motions: Mapping[int, Motion], apart: Collection[int]) -> Sequence[Group]:
+    """Return all pairs with a rank, if it alone of all ranks names a group that is not known.
+
+    Where no call is one of the default group, a framework may pass that group by name.
+    """
+    motion = motions[rank]
+    others = {group_named_by(one) for number, one in motions.items() if number not in apart}
+    if not motion.is_waiting or group_named_by(motion) != _GIVEN or _DEFAULT not in others:
+        return ()
+    return [frozenset({rank, number}) for number in motions if number != rank]
+
+
+def group_named_by(motion: Motion) -> str:
+    """Return whether the call in which a rank waits names a group; empty where not known."""
+    named = ""
+    for frame in reversed(motion.frames):
+        if not _C10D.search(frame.file):
+            break
+        named = frame.group or named  # the outermost function has the arguments as passed
+    return named
+
+
+def _have_gone_another_way(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:
+    """Return whether loops show that each of these ranks made a call too many or too few.
+
+    It is in a later iteration than all others, or in a loop that all others have left.
+    """
+    return all(
+        one.is_waiting and (has_left_loop(one, motions[rank]) or _is_ahead(motions[rank], one))
+        for rank in apart
+        for number, one in motions.items()
+        if number not in apart
+    )
+
+
+def _is_ahead(one: Motion, other: Motion) -> bool:
+    order = order_of(one, [other])
+    return order is not None and order.ahead

@@ -1,0 +1,94 @@
+"""The judgement of one data source about a job, and reasons to weaken it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ncclscope.engine.processes.motion import Motion
+from ncclscope.model import Claim
+
+HANG_SECONDS = 10.0
+"""Seconds after which live ranks that have not moved hang; before, they may be late."""
+LONG_GAP = 30.0
+"""Seconds after which a rank that works while all others wait for it is reported as stuck."""
+SENDERS = frozenset({"broadcast", "scatter", "scatterv"})
+"""Operations in which all ranks wait for what the root sends."""
+
+
+@dataclass(frozen=True)
+class Judgement(Claim):
+    """The judgement of one data source.
+
+    Attributes:
+        diverging: The diverging ranks.
+        candidates: Without diverging ranks: the ranks of which one may have diverged.
+        confidence: ``likely`` or ``ambiguous``.
+        role: ``cause``, or ``latent`` where a rank may merely be late.
+        odd: The motion of a diverging rank.
+        peers: The motion of the others.
+        evidence: Observed facts.
+        inferred: Conclusions from them.
+        seen_seconds: Seconds of observation; 0 where no time is involved.
+        is_open: Whether a longer observation would decide.
+        is_by_devices: Whether GPUs or NCCL's counts made it, and stacks did not.
+    """
+
+    diverging: tuple[int, ...] = ()
+    candidates: tuple[int, ...] = ()
+    confidence: str = "likely"
+    role: str = "cause"
+    odd: Motion | None = None
+    peers: Motion | None = None
+    evidence: tuple[str, ...] = ()
+    inferred: tuple[str, ...] = field(default=())
+    seen_seconds: float = 0.0
+    is_open: bool = False
+    is_by_devices: bool = False
+
+    def undecided(self, candidates: Iterable[int]) -> Judgement:
+        """Return the judgement as one that names no rank: some of these may have diverged."""
+        return replace(self, diverging=(), candidates=tuple(candidates), confidence="ambiguous")
+
+
+def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Judgement:
+    """Return a judgement as latent, if it was observed so briefly that ranks may be late.
+
+    Args:
+        found: The judgement that holds from the limit on.
+        gap: Seconds of observation.
+        limit: Seconds from which on lateness is ruled out.
+    """
+    if gap >= limit:
+        return replace(found, seen_seconds=gap)
+    return replace(
+        found.with_note(
+            f"Seen for {gap:g} s: a rank that is merely late looks the same."
+        ).undecided(found.diverging or found.candidates),
+        role="latent",
+        inferred=(*found.inferred, f"--gap {limit:g} distinguishes late from stuck"),
+        seen_seconds=gap,
+        is_open=True,
+    )
+
+
+def unless_idle(
+    found: Judgement, waiting: Sequence[Motion], elsewhere: Sequence[Motion]
+) -> Judgement:
+    """Return a judgement as latent, if one rank may wait for a request that it has to send on.
+
+    Args:
+        found: The judgement that holds otherwise.
+        waiting: Ranks that wait for their peers.
+        elsewhere: Ranks that wait for none.
+    """
+    if {motion.op for motion in waiting} - {*SENDERS, "recv"} or len(elsewhere) != 1:
+        return found
+    if not elsewhere[0].may_be_idle:
+        return found
+    return replace(
+        found.with_note(
+            "If that rank sends on what it receives, a server without requests looks the same."
+        ).undecided(found.diverging or found.candidates),
+        role="latent",
+    )

@@ -1,0 +1,252 @@
+"""Tell a rank that is late, since it is at work, from one that hangs.
+
+A rank that uses a core may still come to the call in which its peers wait, or never: in an endless
+loop it looks the same. So lateness is no hang, and never certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.coverage import uses_unrecorded
+from ncclscope.engine.precedence import as_consequence, is_hang
+from ncclscope.engine.processes.judgement import HANG_SECONDS
+from ncclscope.engine.processes.motion import read_motions, seen_at
+from ncclscope.engine.repairs.graph import WaitGraph
+from ncclscope.engine.reservations import WAITS
+from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.graph import wait_graph
+from ncclscope.engine.waits.noted import doing
+from ncclscope.engine.waits.pace import is_as_slow_as_ever
+from ncclscope.model import Communicator, Finding, Rank
+from ncclscope.model.activities import CPU
+from ncclscope.model.signature import P2P_OPS
+from ncclscope.wording.names import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
+
+LATE = "late"
+"""The kind of a finding about ranks at work for which others wait."""
+
+_BUSY = 0.15
+"""Share of a core from which on a process is at work. One that is blocked, or polls each
+millisecond, uses less than 0.05; one that computes on a crowded host gets no whole core."""
+_JUST_NOW = 3.0
+"""Seconds for which a rank that goes on may have posted nothing."""
+_LEAST_SECONDS = 2.0
+"""Seconds of CPU time to conclude from: two heartbeats."""
+
+
+def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with those about ranks that are at work as late ones.
+
+    A late rank explains nothing where another cause is found: it may be late for that reason.
+
+    Args:
+        case: The case.
+        findings: The findings.
+    """
+    late = _awaited_in_all(case, findings)
+    if late is not None:
+        return [late, *(as_consequence(one) for one in findings)]
+    if ends := _slow_in_all(case, findings):
+        clause = f"; earlier pauses of {ranks_text(ends)} between calls were often as long"
+        return [
+            replace(one.with_clause(clause).undecided(ends), role="latent")
+            if one.role == "cause"
+            else one
+            for one in findings
+        ]
+    found = [_late(case, one) for one in findings]
+    if any(one.role == "cause" and one.kind != LATE for one in found):
+        return [
+            replace(one, role="consequence") if one.kind == LATE and one.role == "cause" else one
+            for one in found
+        ]
+    return found
+
+
+def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
+    """Return a finding about ranks at work in which each chain of waiting ends, transfers as well.
+
+    None without a transfer in which a rank waits.
+    """
+    graph = _graph_of_transfers(case, findings)
+    if graph is None:
+        return None
+    ends = graph.sinks
+    shares = {rank: share_of_core(case, rank) for rank in ends}
+    if None in shares.values() or graph.released(ends) != graph.waiting.keys():
+        return None
+    first = min((wait for wait in graph.waits if wait.awaited & ends), key=lambda wait: wait.rank)
+    comm = case.run.communicators[first.call.comm]
+    absent, waiting = sorted(ends), sorted(graph.waiting)
+    who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+    at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
+    return Finding(
+        kind=LATE,
+        summary=(
+            f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late: {ranks_text(waiting)} "
+            f"{verb(waiting, 'wait')}, rank {first.rank} in {call_text(first.call)} on "
+            f"{comm_text(comm)}. {at or 'It is at work'}, or in an endless loop."
+        ),
+        comm=comm,
+        seq=None,
+        diverging_ranks=tuple(absent) if len(absent) == 1 else (),
+        candidate_ranks=() if len(absent) == 1 else tuple(absent),
+        peers=first.call,
+        confidence="likely" if len(absent) == 1 else "ambiguous",
+        role="cause",
+        analyzer="late",
+        evidence=_uses(shares),
+        inferred=(f"{ranks_text(absent)} may still come to the call",),
+    )
+
+
+def _slow_in_all(case: Case, findings: Sequence[Finding]) -> list[int]:
+    """Return the ranks in which all chains of waiting end, where they often paused for as long.
+
+    Empty where one pauses for longer, or has ended, and without a transfer in which a rank waits.
+    """
+    graph = _graph_of_transfers(case, findings)
+    if graph is None or graph.released(graph.sinks) != graph.waiting.keys():
+        return []
+    for wait in graph.waits:
+        for rank in wait.awaited & graph.sinks:
+            known = case.run.by_rank[rank]
+            if known.details.get("stopped") or case.how_it_ended(known) is not None:
+                return []
+            if not is_as_slow_as_ever(case, rank, wait.call.comm, transfers=True):
+                return []
+    return sorted(graph.sinks)
+
+
+def _graph_of_transfers(case: Case, findings: Sequence[Finding]) -> WaitGraph | None:
+    """Return who waits for whom, where only waits are causes and some wait in transfers.
+
+    None where ranks wait in collectives alone, about which there are findings of each call.
+    """
+    causes = [one for one in findings if one.role == "cause"]
+    if not causes or any(one.kind not in (*WAITS, "p2p_mismatch") for one in causes):
+        return None
+    graph = wait_graph(case)
+    if not graph.sinks or graph.unfit or graph.abnormal:
+        return None
+    return graph if any(wait.call.op in P2P_OPS for wait in graph.waits) else None
+
+
+def _late(case: Case, finding: Finding) -> Finding:
+    """Return a finding about a wait, as a late one where each rank that is awaited is at work."""
+    comm = finding.comm
+    waits = finding.kind in WAITS or (finding.kind == "extra_call" and is_hang(finding))
+    if finding.role != "cause" or not waits or comm is None or finding.aligned:
+        return finding
+    waiting = [
+        number
+        for number, pending in case.waits.pending_calls.items()
+        if (pending.comm.key, pending.call.seq) == (comm.key, finding.seq)
+    ]
+    absent = finding.diverging_ranks
+    if not absent or {*absent} <= {*waiting}:
+        absent = tuple(rank for rank in comm.ranks if rank not in waiting)
+    if waiting and absent and all(_goes_on(case, rank, waiting) for rank in absent):
+        return _not_there_yet(case, finding, comm, waiting, absent)
+    shares = {rank: share_of_core(case, rank) for rank in absent}
+    at_work = {rank: share for rank, share in shares.items() if share is not None}
+    if not waiting or not absent or len(at_work) < len(absent):
+        return finding
+    is_few = 2 * len(absent) <= len(comm.ranks)
+    who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+    at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
+    listed = ", ".join(f"{share:.0%}" for share in at_work.values())
+    call = case.waits.pending_calls[waiting[0]].call
+    return replace(
+        finding.naming(absent) if is_few else finding.undecided(absent),
+        kind=LATE,
+        summary=(
+            f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late for call {finding.seq} on "
+            f"{comm_text(comm)}, {call_text(call)}, in which {ranks_text(waiting)} "
+            f"{verb(waiting, 'wait')}: {at or 'at work'} ({listed} of a core), or in an endless "
+            f"loop."
+        ),
+        peers=call,
+        evidence=(
+            *finding.evidence,
+            *_uses(at_work),
+        ),
+        inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+    )
+
+
+def _goes_on(case: Case, number: int, waiting: Sequence[int]) -> bool:
+    """Return whether a rank posts further calls long after its peers have begun to wait."""
+    rank = case.run.by_rank.get(number)
+    last = None if rank is None else rank.last_call(transfers=True)
+    if rank is None or last is None or not last.time_ns or rank.last_seen_ns is None:
+        return False
+    since = max(case.waits.pending_calls[one].call.time_ns or 0 for one in waiting)
+    gap = rank.last_seen_ns - last.time_ns
+    return gap < _JUST_NOW * 1e9 and last.time_ns - since > HANG_SECONDS * 1e9
+
+
+def _not_there_yet(
+    case: Case, finding: Finding, comm: Communicator, waiting: Sequence[int], absent: Sequence[int]
+) -> Finding:
+    """Return a finding about a wait as a late one, whose absent ranks post calls elsewhere."""
+    call = case.waits.pending_calls[waiting[0]].call
+    return replace(
+        finding.undecided(absent),
+        kind=LATE,
+        summary=(
+            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in call {finding.seq} on "
+            f"{comm_text(comm)}, {call_text(call)}; {ranks_text(absent)} {verb(absent, 'post')} "
+            f"calls on other communicators, and may still come."
+        ),
+        peers=call,
+        inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+    )
+
+
+def _uses(shares: Mapping[int, float | None]) -> tuple[str, ...]:
+    return tuple(
+        f"rank {rank}, with the processes that it started, uses {share:.0%} of a core"
+        for rank, share in shares.items()
+    )
+
+
+def share_of_core(case: Case, number: int) -> float | None:
+    """Return the share of a core that a rank at work has used since its newest call.
+
+    Two samples of its stacks count more than its heartbeats: they show whether its main thread
+    waits while others work.
+
+    Returns:
+        The share; None where the rank is not at work, or that is not known.
+    """
+    rank = case.run.by_rank.get(number)
+    if rank is None or number in case.waits.pending_calls or rank.details.get("stopped"):
+        return None
+    snapshot = case.run.snapshot
+    motion = None if snapshot is None else read_motions(snapshot).get(number)
+    if motion is not None and motion.condition in ("moving", "still"):
+        return motion.cpu if motion.is_at_work else None
+    noted = doing(rank)
+    if is_idle(rank) or uses_unrecorded(rank) or not (noted is None or noted.is_work):
+        return None
+    share = _since_newest_call(rank)
+    return share if share is not None and share >= _BUSY else None
+
+
+def _since_newest_call(rank: Rank) -> float | None:
+    used, seen = rank.activities.get(CPU), rank.last_seen_ns
+    if used is None or seen is None:
+        return None
+    seconds = (seen - used.since_ns) / 1e9
+    return used.number / 1e6 / seconds if seconds >= _LEAST_SECONDS else None

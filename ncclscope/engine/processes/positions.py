@@ -1,0 +1,140 @@
+"""The current position of each rank, from all data sources: rings, activities, and stacks.
+
+A ring shows in which recorded call a rank waits. If it waits in none, only its stack or its
+activities show whether it is busy or waits in a call that no probe records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.processes.motion import Motion, read_motions
+from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.model import Activity, Call, Rank
+from ncclscope.model.snapshot import Frame
+from ncclscope.wording.names import call_text, comm_text
+
+UNRECORDED_ACTIVITIES = {
+    "ddp_init": "the constructor of DistributedDataParallel",
+    "ddp_forward": "the forward of DistributedDataParallel",
+    "ddp_backward": "the backward of DistributedDataParallel",
+    "ddp_join": "the join of DistributedDataParallel",
+    "broadcast_coalesced": "a broadcast of parameters by C++",
+}
+"""Activities in which a process posts collectives that no probe records."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The current position of one rank.
+
+    Attributes:
+        rank: Global rank.
+        state: ``waiting`` (in a collective), ``elsewhere`` (alive, in none), ``moving``,
+            ``stopped`` (by a signal), ``ended``, ``idle`` (waits for work), or ``unknown``.
+        text: The position in words; empty where it is unknown.
+        call: The recorded call that it waits in; None where that is not recorded.
+        frame: The program's innermost frame in its stack; None without a stack.
+        seconds: Seconds that it has been there; None where that is not known.
+    """
+
+    rank: int
+    state: str
+    text: str = ""
+    call: Call | None = None
+    frame: Frame | None = None
+    seconds: float | None = None
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether it waits in a collective that no probe records."""
+        return self.state == "waiting" and self.call is None
+
+
+class Positions(Mapping[int, Position]):
+    """The position of each rank, by rank; also of ranks that left no record.
+
+    Positions are computed lazily: a rank may have to be read from another node.
+
+    Args:
+        case: The case.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        snapshot = case.run.snapshot
+        self._motions = {} if snapshot is None else read_motions(snapshot)
+        self._found: dict[int, Position] = {}
+
+    def __getitem__(self, number: int) -> Position:
+        if number not in self._found:
+            rank = self._case.run.by_rank.get(number)
+            if rank is None and not 0 <= number < self._case.run.expected:
+                raise KeyError(number)
+            self._found[number] = (
+                Position(number, "unknown")
+                if rank is None
+                else _position(self._case, rank, self._motions.get(number))
+            )
+        return self._found[number]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._case.run.by_rank
+        yield from self._case.run.missing
+
+    def __len__(self) -> int:
+        return len(self._case.run.by_rank) + len(self._case.run.missing)
+
+
+def _position(case: Case, rank: Rank, motion: Motion | None) -> Position:
+    number, quiet = rank.rank, case.quiet_seconds(rank)
+    frame = None if motion is None else motion.user_place or motion.place
+    if rank.exited or (motion is not None and motion.condition == "ended"):
+        return Position(number, "ended", "has ended", frame=frame)
+    if motion is not None and motion.condition == "stopped":
+        return Position(number, "stopped", f"is stopped at {motion.text}", frame=frame)
+    pending = case.waits.pending_calls.get(number)
+    if pending is not None:
+        where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
+        return Position(number, "waiting", where, pending.call, frame, quiet)
+    if is_idle(rank):
+        return Position(number, "idle", "idle, in dequeue", frame=frame, seconds=quiet)
+    if motion is not None and motion.condition == "moving":
+        return Position(number, "moving", motion.text, frame=frame)
+    if motion is not None and motion.is_waiting and number not in case.waits.heads:
+        return Position(number, "waiting", motion.text, frame=frame, seconds=quiet)
+    if (doing := _unrecorded(rank.activities)) is not None:
+        seconds = None
+        if rank.last_seen_ns is not None:
+            seconds = max(0.0, (rank.last_seen_ns - doing.since_ns) / 1e9)
+        return Position(number, "waiting", _activity_text(doing), frame=frame, seconds=seconds)
+    if case.how_it_ended(rank) is not None:
+        return Position(number, "ended", "has ended", frame=frame)
+    if motion is not None and motion.condition == "still":
+        return Position(number, "elsewhere", motion.text, frame=frame, seconds=quiet)
+    if number in case.waits.heads:
+        head = case.waits.heads[number]
+        return Position(number, "waiting", call_text(head), head, frame, quiet)
+    return Position(number, "unknown", frame=frame, seconds=quiet)
+
+
+def is_inside_unrecorded(rank: Rank) -> bool:
+    """Return whether a process reports an activity that posts unrecorded collectives."""
+    return _unrecorded(rank.activities) is not None
+
+
+def _unrecorded(activities: Mapping[str, Activity]) -> Activity | None:
+    """Return a process's current activity that posts collectives past all probes, if any."""
+    lasting = [
+        one
+        for name, one in activities.items()
+        if one.until_ns is None and name in UNRECORDED_ACTIVITIES
+    ]
+    return max(lasting, key=lambda one: one.since_ns, default=None)
+
+
+def _activity_text(doing: Activity) -> str:
+    what = UNRECORDED_ACTIVITIES[doing.name]
+    return f"{what} at {doing.detail}" if doing.detail else what

@@ -1,0 +1,107 @@
+"""The recorded calls of a run, prepared for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from ncclscope.engine.sequences.align import align_windows
+from ncclscope.model import Rank, Run, State
+from ncclscope.model.log import CallLog
+
+
+class Records:
+    """The logs of a run with common numbers, and how long each rank has been quiet.
+
+    Args:
+        run: The records.
+        stall_seconds: Seconds without a call after which waiting ranks, whose processes have
+            ended, are reported as stuck.
+        live_stall_seconds: The same for processes that still run and may just be busy.
+    """
+
+    def __init__(self, run: Run, *, stall_seconds: float, live_stall_seconds: float) -> None:
+        self.run = run
+        self.stall_seconds = stall_seconds
+        self.live_stall_seconds = live_stall_seconds
+
+    def logs(self, key: str) -> Mapping[int, CallLog]:
+        """Return the members' logs of a communicator, with common numbers, by global rank."""
+        if key not in self._logs:
+            self._logs[key] = align_windows(
+                {rank.rank: rank.logs[key] for rank in self.run.members(key)}
+            )
+        return self._logs[key]
+
+    def recorded(self, key: str) -> Mapping[int, CallLog]:
+        """Return the logs of a communicator's members as they were recorded."""
+        return self.logs(key)
+
+    @cached_property
+    def _logs(self) -> dict[str, Mapping[int, CallLog]]:
+        return {}
+
+    def quiet_seconds(self, rank: Rank) -> float | None:
+        """Return the seconds from a rank's last call to its last heartbeat; None when unknown.
+
+        Both times are by the rank's own clock. A watch of other hosts has measured the seconds by
+        a monotonic clock, and only then are they in the details.
+        """
+        if (measured := rank.details.get("quiet_seconds")) is not None:
+            return float(measured)
+        if rank.last_seen_ns is None:
+            return None
+        last = [rank.last_call(), *rank.last_transfers().values()]
+        times = [call.time_ns for call in last if call is not None and call.time_ns]
+        since = max(times, default=rank.started_ns)
+        return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
+
+    def still_seconds(self, rank: Rank) -> float | None:
+        """Return the seconds for which a rank has posted nothing; None when unknown.
+
+        As :attr:`quiet_seconds`, except for a process that is gone and whose last heartbeat is
+        older than its last call: a call that keeps Python's lock keeps the heartbeat, too. It
+        posted nothing until the last heartbeat of a process of its host, dead or not.
+        """
+        quiet = self.quiet_seconds(rank)
+        boot, last = rank.details.get("boot_id"), rank.last_call(transfers=True)
+        if quiet != 0.0 or rank.alive is not False or not boot or last is None:
+            return quiet
+        seen = [
+            one.last_seen_ns
+            for one in self.run.ranks
+            if one.last_seen_ns is not None and one.details.get("boot_id") == boot
+        ]
+        return max(0.0, (max(seen) - (last.time_ns or max(seen))) / 1e9)
+
+    @cached_property
+    def all_quiet(self) -> bool:
+        """Whether all ranks dumped long after their last call, and dumps report completion."""
+        return all(
+            rank.details.get("dumped") is True
+            and (
+                rank.details.get("tells")
+                or any(calls and calls[0].state is State.COMPLETED for calls in rank.p2p.values())
+            )
+            for rank in self.run.ranks
+        )
+
+    def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
+        """Return for how many seconds all given ranks have been quiet; None below the threshold.
+
+        As for :attr:`stalled`, processes that still run may just be busy.
+        """
+        shortest: float | None = None
+        for number in ranks:
+            rank = self.run.by_rank[number]
+            seconds = self.quiet_seconds(rank)
+            limit = self.live_stall_seconds if rank.alive else self.stall_seconds
+            if seconds is None or seconds < limit:
+                return None
+            shortest = seconds if shortest is None else min(shortest, seconds)
+        return shortest
+
+    @cached_property
+    def timeless(self) -> bool:
+        """Whether the input has no heartbeats, so that waiting times are unknown."""
+        return all(rank.last_seen_ns is None for rank in self.run.ranks)

@@ -1,0 +1,1 @@
+"""What a repaired job does: rounds, departures from them, releases; what a verdict rests on."""

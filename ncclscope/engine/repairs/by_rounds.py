@@ -1,0 +1,317 @@
+"""Decide who diverged where no majority does: the ranks that depart from their own rounds.
+
+Where ranks wait for each other, either may be wrong. If some of them did, up to here, what they had
+done in each round before, and others left out a part of theirs, the latter are the cause, as long
+as their repair releases all that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.findings import subject_of
+from ncclscope.engine.precedence import as_consequence
+from ncclscope.engine.repairs.departures import Departure, departures, keeps_to_rounds
+from ncclscope.engine.repairs.graph import WaitGraph
+from ncclscope.engine.repairs.proof import Played, play, repair_of
+from ncclscope.engine.repairs.repair import MOST_RANKS, Change
+from ncclscope.engine.waits.endings import failed
+from ncclscope.model import Call, Finding
+from ncclscope.model.activities import RAISED
+from ncclscope.model.log import made_before
+from ncclscope.model.signature import P2P_OPS
+from ncclscope.wording.names import (
+    call_text,
+    comm_text,
+    plural,
+    ranks_text,
+    site_text,
+)
+
+_SHOWN = 6
+"""Calls left out, or posted once more, that are listed."""
+_WAITS = ("not_joined", "p2p_mismatch")
+"""Kinds of findings on ranks for which others wait."""
+_OPEN = ("not_joined", "order_cycle")
+"""Kinds of findings on calls that a rank skipped, or has in another order."""
+
+
+def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with the ranks that depart from their rounds as causes.
+
+    Args:
+        case: The case.
+        graph: Its wait graph.
+        findings: The findings, whose causes may leave open which ranks diverged.
+
+    Returns:
+        The findings as they are, where each cause names its ranks, or where the repair of those
+        ranks leaves others waiting.
+    """
+    causes = [one for one in findings if one.role == "cause"]
+    sure = any(one.confidence == "certain" for one in causes)
+    if not causes or sure or not graph.waiting or graph.unseen:
+        return list(findings)
+    found = _departures(case, graph, causes)
+    kept = [one for one in causes if _is_kept(case, graph, one, found)]
+    named = {rank for one in kept for rank in one.diverging_ranks}
+    new = [one for rank, one in found.items() if rank not in named]
+    if not named <= found.keys() or not new:
+        return list(findings)
+    if _held(case, graph, kept, found):
+        return [_or_departed(one, found) if one in causes else one for one in findings]
+    follows = [
+        as_consequence(one)
+        if one.role == "cause" and not any(one is other for other in kept)
+        else one
+        for one in findings
+    ]
+    dropped = [one for one in causes if not any(one is other for other in kept)] or causes
+    alike: dict[object, list[Departure]] = {}
+    for one in new:
+        alike.setdefault(one.likeness, []).append(one)
+    return [*(_finding(case, some, _like(some[0], dropped)) for some in alike.values()), *follows]
+
+
+def _or_departed(finding: Finding, found: Mapping[int, Departure]) -> Finding:
+    """Return a finding on ranks that keep to their rounds, as open where others depart from theirs.
+
+    Neither the repair of these nor that of those is known to be the only one.
+    """
+    if finding.kind not in _WAITS or not finding.diverging_ranks:
+        return finding
+    departed = sorted(found)
+    undecided = finding.undecided(sorted({*finding.diverging_ranks, *departed}))
+    doubt = f"{ranks_text(departed)} departed from the rounds before: that may be the cause"
+    return replace(undecided, inferred=(*undecided.inferred, doubt))
+
+
+def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict[int, Departure]:
+    """Return the departures in a hang; none where most of its ranks depart from their rounds.
+
+    A majority that departs together may have taken a branch that the others missed. In a large job
+    the candidates of the causes are asked alone.
+    """
+    hanging = graph.waiting.keys() | graph.sinks
+    asked = hanging
+    if len(hanging) > MOST_RANKS:
+        asked = hanging & {rank for one in causes for rank in one.candidate_ranks}
+    if len(asked) > MOST_RANKS:
+        return {}
+    alive = [rank for rank in sorted(asked) if not failed(case.run.by_rank[rank])]
+    found = {
+        rank: one
+        for rank, one in departures(case.run, alive).items()
+        if _is_noticed(case, graph, one)
+    }
+    return {} if 2 * len(found) > len(hanging) else found
+
+
+def _is_noticed(case: Case, graph: WaitGraph, one: Departure) -> bool:
+    """Return whether a peer has posted what a rank left out, or lacks what it posted once more.
+
+    Of transfers, whether one waits for the rank, or the rank in one. Where the peers have fewer
+    calls than a rank, it has come round since it left some out.
+    """
+    edited = one.left_out or one.extra
+    own, noticed = case.run.by_rank[one.rank].logs, False
+    for key in {call.comm for call in edited if call.op not in P2P_OPS}:
+        theirs = [rank.logs[key].calls for rank in case.run.members(key) if rank.rank != one.rank]
+        most = max(theirs, default=0)
+        if one.left_out and theirs and most < own[key].calls:
+            return False
+        noticed |= most >= _next_on(case, one, key) if one.left_out else most < own[key].calls
+    transfers = [wait for wait in graph.waits if wait.call.op in P2P_OPS]
+    return noticed or (
+        any(call.op in P2P_OPS for call in edited)
+        and any(one.rank in (wait.rank, *wait.awaited) for wait in transfers)
+    )
+
+
+def _is_kept(
+    case: Case, graph: WaitGraph, finding: Finding, found: Mapping[int, Departure]
+) -> bool:
+    """Return whether a cause names ranks whose calls differ, or which wait for nobody.
+
+    That a rank never joined a call follows from where it departed from its rounds. So do calls left
+    out on one communicator, if it left out others, too. A rank that keeps to its rounds, and waits,
+    is no cause.
+    """
+    ranks = {*finding.diverging_ranks}
+    if departed := [one for rank, one in found.items() if rank in ranks]:
+        if finding.odd is None:
+            return False  # it names no call of the rank, and a departure does
+        more = all(len(one.left_out) > max(1, finding.extent) for one in departed)
+        if finding.kind == "extra_call":
+            # A call too many explains as much, unless an exception explains those left out.
+            return not (more and all(_raised_before(case, one) for one in departed))
+        return finding.kind != "not_joined" and not (finding.kind == "missing_call" and more)
+    if finding.kind not in _WAITS:
+        return bool(ranks)
+    waiting = [case.run.by_rank[rank] for rank in ranks & graph.waiting.keys()]
+    return bool(ranks) and not (len(waiting) == len(ranks) and all(map(keeps_to_rounds, waiting)))
+
+
+def _raised_before(case: Case, one: Departure) -> bool:
+    """Return whether a rank noted an exception within the round in which it left out calls."""
+    activity = case.run.by_rank[one.rank].activities.get(RAISED)
+    if activity is None or not one.left_out:
+        return False
+    return (one.left_out[0].time_ns or 0) < activity.since_ns <= (one.call.time_ns or 0)
+
+
+def _like(one: Departure, causes: Sequence[Finding]) -> Finding:
+    """Return the cause that has a rank among its candidates, or any."""
+    own = [cause for cause in causes if one.rank in cause.candidate_ranks]
+    return own[0] if own else causes[0]
+
+
+def _held(
+    case: Case, graph: WaitGraph, causes: Sequence[Finding], found: Mapping[int, Departure]
+) -> frozenset[int]:
+    """Return the ranks that wait although departures, and causes with ranks, are repaired."""
+    named = {rank for one in causes for rank in one.diverging_ranks}
+    changes = repair_of(case, [one for one in case.differences if named.issuperset(one.odd)])
+    changes |= {rank: own for rank, one in found.items() if (own := repair_of_departure(case, one))}
+    ranks = frozenset({*named, *found})
+    played = play(case, graph, ranks, changes)
+    if played is None:
+        played = Played(frozenset(graph.waiting), graph, ranks, frozenset())
+    return played.held()
+
+
+def repair_of_departure(case: Case, one: Departure) -> tuple[Change, ...]:
+    """Return how the calls of a rank become those of its rounds; transfers are as recorded."""
+    changes = []
+    for edited in (one.left_out, one.extra):
+        for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
+            peers = [rank for rank in case.run.members(key) if rank.rank != one.rank]
+            if not peers:
+                continue
+            like = max(peers, key=lambda rank: rank.logs[key].calls)
+            count = sum(call.comm == key for call in edited)
+            place = _next_on(case, one, key)
+            if edited is one.extra:
+                changes.append(Change(key, place, count, 0, like.rank, place))
+            elif (more := min(count, like.logs[key].calls + 1 - place)) > 0:
+                changes.append(Change(key, place, 0, more, like.rank, place))
+    return tuple(changes)
+
+
+def _next_on(case: Case, one: Departure, key: str) -> int:
+    """Return the number of the next call on a communicator where a rank departs."""
+    return made_before(case.run.by_rank[one.rank].logs[key], one.call.position) + 1
+
+
+def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Finding:
+    """Return a finding about ranks that depart from their rounds in the same way.
+
+    Args:
+        case: The case.
+        departed: Where they do.
+        instead_of: The finding that left open whether they diverged, or what they did.
+    """
+    one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
+    edited = one.left_out or one.extra
+    first, count = edited[0], plural(len(edited), "call")
+    comm, came = (case.run.communicators[call.comm] for call in (first, one.call))
+    each = "" if len(ranks) == 1 else "each "
+    begins = "" if len(ranks) == 1 else f"rank {one.rank} "
+    instead = f"{call_text(one.call)} on {comm_text(came)}{site_text(one.call)}"
+    if one.is_replaced:
+        return _replaced(case, departed, instead_of)
+    if one.left_out:
+        did, times = f"left out {count}", ""
+        then = f"came to {instead}"
+        if len(edited) == 1:
+            then += ": it was skipped, or would have come later, in the opposite order"
+        kind = instead_of.kind if instead_of.kind in _OPEN else "missing_call"
+    else:
+        did, times, kind = f"posted {count} once more", " once", "extra_call"
+        then = f"came to {instead}"
+    others = {*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks}
+    keeping = [rank for rank in sorted(others) if keeps_to_rounds(case.run.by_rank[rank])]
+    shown = _first_posted(case, one, ranks)
+    return Finding(
+        kind="p2p_mismatch" if first.op in P2P_OPS else kind,
+        summary=(
+            f"{subject_of(case, ranks)} {each}{did}, {begins}from {call_text(first)} on "
+            f"{comm_text(comm)}{site_text(first)} on, and {then}."
+        ),
+        comm=comm if shown is None else case.run.communicators[shown.comm],
+        seq=None if shown is None else shown.seq,
+        diverging_ranks=ranks,
+        odd=one.call,
+        odd_is="call",
+        peers=first if shown is None else shown,
+        confidence="likely",
+        role="cause",
+        analyzer="accounting",
+        evidence=instead_of.evidence,
+        inferred=(
+            f"in the rounds before, rank {one.rank} posted here{times}: {_listed(case, edited)}",
+            *([f"{ranks_text(keeping)} came where the rounds before say"] if keeping else []),
+        ),
+        extent=len(edited),
+        round=one.left_out,
+        hangs=instead_of.hangs,
+    )
+
+
+def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Finding:
+    """Return a finding about ranks that posted a call elsewhere than in each round before."""
+    one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
+    expected, posted = one.left_out[0], one.call
+    is_transfer = posted.op in P2P_OPS
+    before, now = (case.run.communicators[call.comm] for call in (expected, posted))
+    each = "" if len(ranks) == 1 else "each "
+    return Finding(
+        kind="p2p_mismatch" if is_transfer else "comm_swap",
+        summary=(
+            f"{subject_of(case, ranks)} {each}posted {call_text(posted)} on {comm_text(now)}"
+            f"{site_text(posted)}; in each round before, that line posted "
+            f"{call_text(expected)} on {comm_text(before)}."
+        ),
+        comm=now,
+        seq=None if is_transfer else posted.seq,
+        diverging_ranks=ranks,
+        odd=posted,
+        odd_is="call",
+        peers=None if is_transfer else _first_posted(case, one, ranks),
+        confidence="likely",
+        role="cause",
+        analyzer="accounting",
+        evidence=instead_of.evidence,
+        inferred=(f"rank {one.rank} kept to its rounds up to there",),
+        extent=1,
+        hangs=instead_of.hangs,
+    )
+
+
+def _listed(case: Case, calls: Sequence[Call]) -> str:
+    """Return calls in words, with their communicators and lines."""
+    shown = [
+        f"{call_text(call)} on {case.run.communicators[call.comm].label}{site_text(call)}"
+        for call in calls[:_SHOWN]
+    ]
+    more = [f"{len(calls) - _SHOWN} more"] if len(calls) > _SHOWN else []
+    return ", then ".join([*shown, *more])
+
+
+def _first_posted(case: Case, one: Departure, ranks: Sequence[int]) -> Call | None:
+    """Return the first call in question that a peer has posted, as the peer posted it.
+
+    Where no peer has posted any, it is the first of the rank itself; None for a transfer.
+    """
+    edited = one.left_out or one.extra
+    if edited[0].op in P2P_OPS:
+        return None
+    for key in dict.fromkeys(call.comm for call in edited if call.op not in P2P_OPS):
+        seq = _next_on(case, one, key)
+        for peer in case.run.members(key):
+            log = peer.logs[key]
+            if peer.rank not in ranks and log.first <= seq <= log.calls:
+                return log.call(seq)
+    return replace(edited[0], seq=_next_on(case, one, edited[0].comm))

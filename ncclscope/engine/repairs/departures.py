@@ -1,0 +1,294 @@
+"""Say where a rank departs from the rounds of its own program.
+
+One communicator shows who has come to a call. The whole stream of a thread, on all communicators
+and with its transfers, shows what it did instead: in each round before, other calls came here. So
+where ranks wait for each other, and no majority decides, a rank that departs from its rounds is
+the suspect, and one that keeps to them is not.
+
+A call that is new is no departure: a program leaves its loop once, and its first evaluation comes
+after many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ncclscope.engine.repairs.rounds import EVEN
+from ncclscope.model import Call, Rank, Run
+from ncclscope.model.log import newest_of
+from ncclscope.model.signature import CREATION_OPS, P2P_OPS
+
+PAST = 384
+"""Newest calls of a rank on each communicator that are searched for rounds."""
+STREAM = 1024
+"""The same of all communicators together."""
+NEWEST = 48
+"""Newest calls of a thread among which a departure is searched."""
+EQUAL = 6
+"""Calls before a departure that have to repeat those of the round before, and at least a round of
+them: two short rounds may be equal by chance."""
+RARELY = 4
+"""Times as many calls as those of the same lines that do not repeat have to, such as the first."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a rank departs from its rounds.
+
+    Where it posted one call of the round on another communicator, or to another peer, the expected
+    call is left out and the other one is extra.
+
+    Attributes:
+        rank: Global rank.
+        call: The first call that it posted instead of the expected one.
+        left_out: Calls of the round before that it did not post again, in order.
+        extra: Calls that it posted once more, in order.
+    """
+
+    rank: int
+    call: Call
+    left_out: tuple[Call, ...] = ()
+    extra: tuple[Call, ...] = ()
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether one call went to another communicator, or to another peer."""
+        return bool(self.left_out and self.extra)
+
+    @property
+    def likeness(self) -> Hashable:
+        """What ranks have in common that depart in the same way, each in groups of its own."""
+        edited = self.left_out or self.extra
+        way = bool(self.left_out), bool(self.extra)
+        return *way, *((one.op, one.site, one.user_site) for one in edited)
+
+
+def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
+    """Return where ranks depart from their rounds, the latest place of all threads.
+
+    Ranks are left out that keep to their rounds, have none, or posted a call that is in none of
+    them. So are those whose peers all depart at the same call, and a majority that departs alike.
+
+    Args:
+        run: The run.
+        ranks: Global ranks.
+    """
+    streams: dict[int, list[list[Call]]] = {}
+
+    def threads_of(number: int) -> list[list[Call]]:
+        if number not in streams:
+            streams[number] = _by_thread(_stream(run.by_rank[number]))
+        return streams[number]
+
+    def is_shared(one: Departure) -> bool:
+        """Return whether all other members posted the same call, and depart there."""
+        call = one.call
+        if call.op in P2P_OPS:
+            return False
+        others = [rank.rank for rank in run.members(call.comm) if rank.rank != one.rank]
+        return bool(others) and all(
+            any(_departs_at(calls, call) for calls in threads_of(other)) for other in others
+        )
+
+    asked, found = list(ranks), {}
+    for rank in asked:
+        own = []
+        for calls in threads_of(rank):
+            one = _latest(rank, calls)
+            if one is None or is_shared(one):
+                continue
+            way = _way(run, calls, one)
+            same = [
+                other for other in asked if any(_goes(run, way, some) for some in threads_of(other))
+            ]
+            if 2 * len(same) <= len(asked):
+                own.append(one)
+        if own:
+            found[rank] = max(own, key=lambda one: one.call.position)
+    return found
+
+
+def keeps_to_rounds(rank: Rank) -> bool:
+    """Return whether the newest call of a rank is the one that its rounds predict.
+
+    Args:
+        rank: The rank.
+    """
+    stream = _stream(rank)
+    if not stream:
+        return False
+    keys = [_key(call) for call in stream if call.thread == stream[-1].thread]
+    length, equal = _round(keys, len(keys) - 1)
+    is_rhythm = _is_rhythm(keys, len(keys) - 1, length, equal)
+    return is_rhythm and keys[-1] == keys[-1 - length]
+
+
+def _departs_at(calls: Sequence[Call], call: Call) -> bool:
+    """Return whether a thread posted a call of its peer, and departs from its rounds there."""
+    for place, own in enumerate(calls):
+        if (own.comm, own.seq) == (call.comm, call.seq) and own.op not in P2P_OPS:
+            keys = [_key(one) for one in calls]
+            return _key(call) == keys[place] and _edit_at(keys, place) is not None
+    return False
+
+
+def _stream(rank: Rank) -> list[Call]:
+    calls = [
+        call
+        for log in rank.logs.values()
+        for call in log.span(max(log.first, log.calls + 1 - PAST), log.calls + 1)
+        if call.op not in CREATION_OPS
+    ]
+    calls += [call for sent in rank.p2p.values() for call in newest_of(sent, PAST)]
+    return sorted(calls, key=lambda call: call.position)[-STREAM:]
+
+
+def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
+    threads = sorted({call.thread for call in calls})
+    return [[call for call in calls if call.thread == thread] for thread in threads]
+
+
+def _way(run: Run, calls: Sequence[Call], one: Departure) -> list[Hashable]:
+    """Return the round before a departure and the call after it, by the roles of communicators."""
+    place = next(n for n, call in enumerate(calls) if call is one.call)
+    length, _ = _round([_key(call) for call in calls], place)
+    return [_by_role(run, call) for call in calls[place - length : place + 1]]
+
+
+def _goes(run: Run, way: Sequence[Hashable], calls: Sequence[Call]) -> bool:
+    """Return whether a thread posted some calls in a row, in groups of the same roles."""
+    keys = [_by_role(run, call) for call in calls]
+    return any(keys[start : start + len(way)] == way for start in range(len(keys)))
+
+
+def _by_role(run: Run, call: Call) -> Hashable:
+    return run.communicators[call.comm].kind, *_key(call)[1:]
+
+
+def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
+    keys = [_key(call) for call in calls]
+    for place in range(len(keys) - 1, max(0, len(keys) - NEWEST), -1):
+        if (edit := _edit_at(keys, place)) is not None:
+            left_out, extra = (tuple(calls[start:stop]) for start, stop in edit)
+            return Departure(number, calls[place], left_out, extra)
+        if (expected := _replaced_at(keys, place)) is not None and _differ_in_target(
+            calls[expected], calls[place]
+        ):
+            return Departure(number, calls[place], (calls[expected],), (calls[place],))
+    return None
+
+
+def _replaced_at(keys: Sequence[Hashable], place: int) -> int | None:
+    """Return the place of the call that a round before has in place of one that is new to it."""
+    length, equal = _round(keys, place)
+    if not _is_rhythm(keys, place, length, equal) or keys[place] == keys[place - length]:
+        return None
+    loop = keys[place - length : place]
+    if _has_followed(keys, place, loop) or not _agree(keys[place + 1 :], [*loop[1:], *loop]):
+        return None
+    return place - length
+
+
+def _differ_in_target(expected: Call, posted: Call) -> bool:
+    """Return whether two calls of one line differ in their communicator or peer, and only there."""
+    lines = [(one.op, one.dtype, one.site, one.user_site) for one in (expected, posted)]
+    targets = [(one.comm, one.peer) for one in (expected, posted)]
+    return lines[0] == lines[1] and targets[0] != targets[1] and expected.site is not None
+
+
+def _edit_at(
+    keys: Sequence[Hashable], place: int
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return which earlier calls were left out at a place, and which were posted once more.
+
+    Returns:
+        None where the call at the place is the usual one.
+    """
+    length, equal = _round(keys, place)
+    if not _is_rhythm(keys, place, length, equal) or keys[place] == keys[place - length]:
+        return None
+    if _has_followed(keys, place, keys[place - length : place]):
+        return None
+    edit = _edit(keys, place, length)
+    if edit is None:
+        return None
+    start = place - length
+    return (start, start + edit[0]), (place, place + edit[1])
+
+
+def _key(call: Call) -> tuple[object, ...]:
+    """Return what a call has in common with those of other rounds: all but sizes and tags.
+
+    A transfer from another line is the same one: its peer distinguishes it.
+    """
+    if call.op in P2P_OPS:
+        return call.comm, call.op, call.dtype, call.peer
+    op = EVEN.get(call.op, call.op)
+    return call.comm, op, call.dtype, call.redop, call.root, call.site, call.user_site
+
+
+def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:
+    """Return the length of the round that ends before a place, and how many calls repeat it.
+
+    Of all lengths, it is the shortest that most calls repeat. Their number, for each length, is
+    that of equal calls of the reversed history and of its rest from there on: one pass, by the
+    calls that the match furthest to the right has shown to be equal (Main and Lorentz).
+    """
+    back = keys[place - 1 :: -1] if place else keys[:0]
+    equal = [0] * len(back)
+    left = right = 0
+    for start in range(1, len(back)):
+        count = min(right - start, equal[start - left]) if start < right else 0
+        while start + count < len(back) and back[count] == back[start + count]:
+            count += 1
+        if start + count > right:
+            left, right = start, start + count
+        equal[start] = count
+    best = 0, -1
+    for length in range(1, place // 2 + 1):
+        if equal[length] >= length and equal[length] > best[1]:
+            best = length, equal[length]
+    return best
+
+
+def _is_rhythm(keys: Sequence[Hashable], place: int, length: int, equal: int) -> bool:
+    """Return whether a round before a place is repeated, and was nearly always.
+
+    The calls of a loop whose rounds differ in length may have been equal by chance.
+    """
+    loop = set(keys[place - length : place])
+    irregular = sum(key in loop for key in keys[: place - length - equal])
+    return equal >= max(length, EQUAL) and RARELY * irregular <= equal + length
+
+
+def _has_followed(keys: Sequence[Hashable], place: int, context: Sequence[Hashable]) -> bool:
+    """Return whether the call at a place has followed a whole round before."""
+    length = len(context)
+    return any(
+        keys[start + length] == keys[place] and keys[start : start + length] == context
+        for start in range(place - length)
+    )
+
+
+def _edit(keys: Sequence[Hashable], place: int, length: int) -> tuple[int, int] | None:
+    """Return how many calls of the round were left out, or posted too many, up to a place.
+
+    One decision leaves out the rest of a round. Calls left out that end with those that may have
+    been posted once more instead would be two: the latter are taken.
+
+    Returns:
+        None where the calls from there on are no later ones of the round, nor a part of it again.
+    """
+    rest, loop = keys[place:], keys[place - length : place]
+    counts = range(1, length)
+    fewer = next((count for count in counts if _agree(rest, [*loop[count:], *loop[:count]])), 0)
+    more = next((count for count in counts if _agree(rest, [*loop[length - count :], *loop])), 0)
+    if more and (not fewer or loop[:fewer][-more:] == loop[length - more :]):
+        return 0, more
+    return (fewer, 0) if fewer else None
+
+
+def _agree(rest: Sequence[Hashable], expected: Sequence[Hashable]) -> bool:
+    """Return whether calls are the expected ones, as far as both go."""
+    return all(one == other for one, other in zip(rest, expected, strict=False))

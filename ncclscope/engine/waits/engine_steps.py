@@ -1,0 +1,268 @@
+"""The engine step of each rank, and the workers and engines that wait outside of any collective.
+
+A worker without a request waits in its queue. Its engine, which should have sent one, waits for
+the other engines or for its workers' answers. These waits are not collectives, but they explain
+why a rank does not join one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from ncclscope.engine.records import Records
+from ncclscope.engine.sequences.habit import in_step
+from ncclscope.engine.sequences.step_rhythm import step_of
+from ncclscope.engine.waits.noted import raised
+from ncclscope.model import Activity, Finding, Rank, Run, State, Step
+from ncclscope.model.activities import WORKER_DIED
+from ncclscope.model.log import CallLog
+from ncclscope.untrusted import printable
+from ncclscope.wording.names import call_text, comm_text, plural, ranks_text, site_text
+
+_SHOWN = 6
+"""Different steps that are listed one by one."""
+_COMPARED = 64
+"""Ranks of one step whose calls are read to find a common pending call."""
+_STEPS_AHEAD = 3
+"""Steps that another replica may be ahead, when searching for a counterpart."""
+_CALLS_OF_STEP = 4096
+"""Calls on one communicator that a step may have, when searching for its first one."""
+_UNANSWERED_NS = 2_000_000_000
+"""A worker that waits longer than this after a message was sent has not received it."""
+_PLACES = ("dp", "pp", "tp")
+
+
+def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
+    """Yield evidence lines on engine steps for a cause; none where no steps were recorded.
+
+    Args:
+        run: The run.
+        cause: The cause. Where its first rank has no steps, the other ranks are not read, since
+            a rank without steps has to be read completely.
+    """
+    first = min((*cause.diverging_ranks, *cause.candidate_ranks), default=-1)
+    singled = run.by_rank.get(first, run.ranks[0] if run.ranks else None)
+    if singled is None or singled.last_step() is None:
+        return
+    engines = _engines(run)
+    groups: dict[str, list[Rank]] = {}
+    for rank in run.ranks:
+        groups.setdefault(_doing(rank, engines.get(rank.labels.get("engine", ""))), []).append(rank)
+    shown = sorted(groups.items(), key=lambda item: item[1][0].rank)
+    if len(shown) > _SHOWN:  # replicas that share nothing count their steps by themselves
+        shown = [item for item in shown if singled in item[1]]
+    alone = len(groups) == 1
+    yield "; ".join(
+        f"{ranks_text(rank.rank for rank in members)}{'' if alone else _place(run, members)} "
+        f"{text.format(since=_longest(members))}{'' if alone else _call(members)}"
+        for text, members in shown
+    )
+    yield from _step_of_divergence(run, cause, singled)
+    for name, engine in engines.items():
+        yield from _waiting(run, name, engine)
+
+
+def counterpart(rank: Rank, log: CallLog, seq: int, other: Rank, theirs: CallLog) -> int | None:
+    """Return the number of the call of another replica at the same point of the program.
+
+    Where steps are recorded, count calls from the beginning of the same step: a dummy batch has
+    fewer calls than a real one, so call numbers of two replicas may differ.
+
+    Args:
+        rank: The rank that made the call.
+        log: Its log of the communicator.
+        seq: The call's number there.
+        other: A rank of another replica.
+        theirs: Its log of the communicator with the same role there.
+
+    Returns:
+        A call number, beyond the other's last call where it made no such call; None where the
+        replicas are at different points, or that is unknown.
+    """
+    step = rank.last_step()
+    steps = other.last_steps(_STEPS_AHEAD + 1)
+    if step is None and not steps:
+        return seq if in_step(log, theirs, seq) else None
+    places = [place for place, one in enumerate(steps) if step and one.number == step.number]
+    if step is None or not places:
+        return None
+    ours, begins = _begin_of_step(log, step), _begin_of_step(theirs, steps[places[-1]])
+    if ours is None or begins is None or seq < ours:
+        return None
+    found = begins + seq - ours
+    if places[-1] + 1 < len(steps):
+        ends = _begin_of_step(theirs, steps[places[-1] + 1])
+        if ends is None or found >= ends:
+            return theirs.calls + 1  # it has finished the step without such a call
+    return found
+
+
+def _begin_of_step(log: CallLog, step: Step) -> int | None:
+    """Return the number of a step's first call, made or not; None where it is overwritten."""
+    start = max(log.first, log.calls + 1 - _CALLS_OF_STEP)
+    before = bisect_left(log.positions(start, log.calls + 1), step.position)
+    return start + before if before or start == 1 else None
+
+
+def _engines(run: Run) -> dict[str, Rank]:
+    """Return the engine cores, by the number that their workers have recorded."""
+    return {
+        process.labels["engine"]: process for process in run.others if "engine" in process.labels
+    }
+
+
+def _doing(rank: Rank, engine: Rank | None) -> str:
+    """Return what ranks of one group do, with a placeholder ``{since}`` for its duration."""
+    step = _text(rank.last_step())
+    at = _lasting(rank, "step")
+    if at is not None and at.detail == "sample_tokens":
+        return f"in sample_tokens of {step}"
+    if is_idle(rank):
+        text = f"idle in dequeue{{since}} after {step}"
+        sent = None if engine is None else engine.activities.get("enqueue")
+        if sent is not None and _unseen(rank, sent):
+            text += f", though its engine has sent it {_method(sent)}"
+        return text
+    return f"in {step}"
+
+
+def is_idle(rank: Rank) -> bool:
+    """Return whether a worker waits, outside of any step, for a request from its engine."""
+    waits = _lasting(rank, "dequeue")
+    return waits is not None and waits.detail == "work" and _lasting(rank, "step") is None
+
+
+def _unseen(rank: Rank, sent: Activity) -> bool:
+    """Return whether an idle worker still waits for a message that has been sent to it."""
+    seen, until = rank.last_seen_ns, sent.until_ns
+    if seen is None or until is None:
+        return False
+    return rank.activities["dequeue"].since_ns < until and seen - until > _UNANSWERED_NS
+
+
+def _lasting(rank: Rank, name: str) -> Activity | None:
+    found = rank.activities.get(name)
+    return found if found is not None and found.until_ns is None else None
+
+
+def _longest(members: Sequence[Rank]) -> str:
+    """Return the text of the longest wait up to the last heartbeat, such as `` for 12 s``."""
+    waited = [
+        (rank.last_seen_ns - idle.since_ns) // 1_000_000_000
+        for rank in members
+        if (idle := _lasting(rank, "dequeue")) is not None and rank.last_seen_ns is not None
+    ]
+    return f" for {max(waited)} s" if waited and max(waited) > 0 else ""
+
+
+def _place(run: Run, members: Sequence[Rank]) -> str:
+    """Return the parallel coordinates that only these ranks share, such as `` (DP1)``."""
+    parts = []
+    for name in _PLACES:
+        here = {rank.labels.get(name) for rank in members}
+        if len(here) == 1 and len({rank.labels.get(name) for rank in run.ranks}) > 1:
+            parts.append(f"{name.upper()}{here.pop()}")
+    return f" ({' '.join(parts)})" if parts else ""
+
+
+def _call(members: Sequence[Rank]) -> str:
+    """Return the pending call of the ranks as text, if it is the same for all of them."""
+    if len(members) > _COMPARED:
+        return ""
+    calls = [rank.last_call() for rank in members]
+    first = calls[0]
+    if first is None or any(
+        call is None
+        or call.state is State.COMPLETED
+        or (call.comm, call.seq, call.op) != (first.comm, first.seq, first.op)
+        for call in calls
+    ):
+        return ""
+    label = members[0].logs[first.comm].communicator.label or first.comm[:12]
+    return f", in call {first.seq} on {label}, {first.op}{site_text(first)}"
+
+
+def _step_of_divergence(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
+    """Yield the step of the diverging call, where ranks have since begun other steps."""
+    if cause.comm is None or cause.seq is None or run.window:
+        return
+    members = run.members(cause.comm.key)
+    named = cause.diverging_ranks or (singled.rank,)
+    peer = next((rank for rank in members if rank.rank not in named), None)
+    if peer is None:
+        return
+    found: list[tuple[Rank, Step]] = []
+    for rank in (singled, peer):
+        log = rank.logs.get(cause.comm.key)
+        if log is not None and log.first <= cause.seq <= log.calls:
+            step = step_of(rank, log.call(cause.seq))
+            if step is not None and step != rank.last_step():
+                found.append((rank, step))
+    if found:
+        steps = ", ".join(f"to {_text(step)} on {ranks_text([rank.rank])}" for rank, step in found)
+        yield f"call {cause.seq} on {comm_text(cause.comm)} belongs {steps}"
+
+
+def _text(step: Step | None) -> str:
+    if step is None:
+        return "no step"
+    if step.dummy:
+        return f"step {step.number} (dummy)"
+    tokens = "" if step.tokens is None else f" ({plural(step.tokens, 'token')})"
+    return f"step {step.number}{tokens}"
+
+
+def was_killed(records: Records) -> bool:
+    """Return whether all ranks are gone, and none is known to have ended by itself or failed."""
+    return all(
+        rank.alive is False
+        and not rank.exited
+        and not rank.details.get("ended_with")
+        and raised(records, rank) is None
+        for rank in records.run.ranks
+    )
+
+
+def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
+    """Yield the workers that an engine saw end unexpectedly, each with what the engine noted.
+
+    None where all ranks are gone and none ended by itself or failed: the job was killed as a whole.
+    """
+    run = records.run
+    if not any(WORKER_DIED in engine.activities for engine in run.others) or was_killed(records):
+        return
+    for name, engine in _engines(run).items():
+        died = engine.activities.get(WORKER_DIED)
+        workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
+        if died is not None and 0 < died.number <= len(workers):
+            detail = printable(died.detail or "")
+            text = f"engine {name} (pid {engine.pid}) saw its worker end: {detail}"
+            yield workers[died.number - 1], text
+
+
+def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
+    """Yield what an engine waits for: the other engines, between steps, or its workers."""
+    call = engine.last_call()
+    if engine.details.get("stopped"):
+        yield f"engine {name} (pid {engine.pid}) is stopped by a signal (state T)"
+    elif call is not None and call.state is not State.COMPLETED:
+        comm = engine.logs[call.comm].communicator
+        yield (
+            f"engine {name} (pid {engine.pid}) waits in call {call.seq} on {comm.label}, "
+            f"{call_text(call)}, for the other engines"
+        )
+    elif _lasting(engine, "dequeue") is not None:
+        workers = [rank.rank for rank in run.ranks if rank.labels.get("engine") == name]
+        sent = engine.activities.get("enqueue")
+        yield (
+            f"engine {name} (pid {engine.pid}) waits{_longest([engine])}: "
+            f"{ranks_text(workers) if workers else 'its workers'} "
+            f"{'has' if len(workers) == 1 else 'have'} not answered {_method(sent)}"
+        )
+
+
+def _method(sent: Activity | None) -> str:
+    """Return the name of the requested method; ``a call`` where it has no name."""
+    named = sent is not None and sent.detail is not None and sent.detail.isidentifier()
+    return str(sent.detail) if sent is not None and named else "a call"

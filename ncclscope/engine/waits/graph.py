@@ -1,0 +1,308 @@
+"""Fill the engine's wait graph from the records: collectives and transfers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+import numpy as np
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.coverage import unrecorded_kinds
+from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
+from ncclscope.engine.sequences.align import Divergence
+from ncclscope.engine.table import peer_of
+from ncclscope.engine.waits.completion import PENDING
+from ncclscope.engine.waits.endings import ended_by_peers, failed, interrupted_after
+from ncclscope.engine.waits.open_transfers import open_transfers
+from ncclscope.engine.waits.transfers import Pair, has_tags, pairs
+from ncclscope.engine.waits.waits import members_of
+from ncclscope.model import Call, Rank, State
+from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
+from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.threads import first_of_threads, holds_up, is_one_thread
+
+MOST_RANKS = 64
+MOST_MEMBERS = 1024
+"""Recorded ranks, and ranks of the job, up to which the graph is built."""
+
+Half = tuple[Call, int, Call | None]
+"""A transfer that may be pending, its other end, and that end's half, if it was posted."""
+Heads = dict[int, tuple[Call, ...]]
+"""The call in which each thread of a rank waits."""
+
+
+def wait_graph(case: Case) -> WaitGraph:
+    """Return who waits for whom, with sends and receives among the calls in which ranks wait.
+
+    Empty for a large job, and where calls of a window have no common numbers.
+    """
+    run = case.run
+    if run.window or len(run.ranks) > MOST_RANKS or run.expected > MOST_MEMBERS:
+        return WaitGraph(())
+    damaged = (rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank))
+    unseen = {*run.missing, *run.unrecorded, *damaged}
+    unseen.update(
+        set().union(*(comm.ranks for comm in run.communicators.values())) - {*run.by_rank}
+    )
+    unfit = [
+        Unfit(one.comm.key, one.seq, tuple(one.groups))
+        for one in case.divergences
+        if _blocks(case, one)
+    ]
+    halves = _halves(case, unseen)
+    heads = {**case.waits.heads_by_thread}
+    for one in unfit:
+        for number in (number for side in one.sides for number in side):
+            call = case.logs(one.comm)[number].call(one.seq)
+            if call.state is not State.COMPLETED:
+                _put_first(heads, number, call)
+    for number, own in halves.items():
+        for call in first_of_threads(half[0] for half in own):
+            _put_first(heads, number, call)
+    any_source = {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
+    for number, transfer in any_source.items():
+        _put_first(heads, number, transfer.call)
+    _hold_up_streams(case, heads, halves)
+    vanished = _vanished(case, heads)
+    waits = []
+    for number, call in ((number, call) for number, calls in heads.items() for call in calls):
+        if case.waits.is_outside(number) or number in unseen or number in vanished:
+            continue
+        threads: dict[int, frozenset[int]] = {}
+        is_any = number in any_source and any_source[number].call == call
+        if is_any:
+            awaited = {*any_source[number].peers}
+        elif call.op in P2P_OPS:
+            awaited = _awaited_in_transfers(call, halves.get(number, ()), heads)
+        else:
+            awaited = _awaited_by_members(case, number, call, heads)
+            threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
+        if not is_any:
+            awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
+        if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
+            waits.append(Wait(number, call, frozenset(awaited), threads, is_any))
+    abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
+    abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
+    known = {wait.rank for wait in waits} | vanished
+    obscure = [
+        rank.rank
+        for rank in case.run.ranks
+        if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
+    ]
+    return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
+
+
+def _blocks(case: Case, divergence: Divergence) -> bool:
+    """Return whether calls that differ hold their ranks up.
+
+    Ranks that reduce in different ways get wrong data, and go on.
+    """
+    calls = (case.logs(divergence.comm.key)[side[0]] for side in divergence.groups)
+    return len({replace(log.call(divergence.seq), redop=None).sign() for log in calls}) > 1
+
+
+def _vanished(case: Case, waiting: Collection[int]) -> frozenset[int]:
+    """Return the ranks that ended without a record of it, long before ranks that waited.
+
+    Or the only one that recorded no end, where all others lost the connection to a peer.
+    """
+    silent = [rank for rank in case.run.ranks if _is_silent(case, rank)]
+    others = [rank for rank in case.run.ranks if rank not in silent]
+    complete = len(case.run.ranks) == case.run.expected
+    if complete and len(silent) == 1 and others and all(map(ended_by_peers, others)):
+        return frozenset({silent[0].rank})
+    return frozenset(rank.rank for rank in silent if case.outlived_by(rank, waiting) is not None)
+
+
+def _is_silent(case: Case, rank: Rank) -> bool:
+    """Return whether nothing shows that a process lives, nor how it ended."""
+    if rank.exited or rank.alive or rank.details.get("beating"):
+        return False
+    return interrupted_after(case, case.waits, rank) is None
+
+
+def _waits_unseen(case: Case, rank: Rank) -> bool:
+    """Return whether a rank waits for something that is no call, or for a call of any rank.
+
+    One that lost a connection had waited for a peer.
+    """
+    if ended_by_peers(rank):
+        return True
+    if any(
+        (activity := rank.activities.get(name)) is not None and activity.until_ns is None
+        for name in (INIT, COMM_INIT, STORE_WAIT)
+    ):
+        return True
+    return any(
+        call.state is not State.COMPLETED and not rank.went_on(call)
+        for key, calls in rank.p2p.items()
+        if "nccl" not in case.run.communicators[key].backend
+        for call in calls[-PENDING:]
+    )
+
+
+def _put_first(heads: Heads, number: int, call: Call) -> bool:
+    """Let a call be the one in which a thread waits, unless it is in an earlier one."""
+    known = heads.get(number, ())
+    heads[number] = first_of_threads((*known, call))
+    return heads[number] != known
+
+
+def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) -> None:
+    """Add the ranks in calls that all have posted, and that a peer's stream has not reached.
+
+    Only on NCCL, whose calls run in the order of posting while the hosts go on.
+    """
+    pending = [(number, call) for number, calls in heads.items() for call in calls]
+    transfers = _transfers_of(case) if pending else {}
+    while pending:
+        number, head = pending.pop()
+        rank = case.run.by_rank[number]
+        for key, log in rank.logs.items():
+            comm = case.run.communicators[key]
+            start = max(log.first, log.calls - PENDING)
+            if "nccl" not in comm.backend or comm.creates_groups or not log.anchored:
+                continue
+            behind = np.asarray(log.positions(start, log.calls + 1)) > head.position
+            threads = log.threads(start, log.calls + 1)
+            behind &= np.array([is_one_thread(head.thread, one) for one in threads], bool)
+            pending_behind = (
+                start + int(place)
+                for place in np.flatnonzero(behind)
+                if log.call(start + int(place)).state is not State.COMPLETED
+            )
+            seq = next(pending_behind, None)
+            if seq is None:
+                continue  # it ran on another stream
+            for peer in comm.ranks:
+                theirs = case.run.by_rank[peer].logs.get(key) if peer in case.run.by_rank else None
+                if theirs is None or not theirs.first <= seq <= theirs.calls:
+                    continue
+                held = theirs.call(seq)
+                if held.state is State.COMPLETED:
+                    continue
+                if peer != number and _put_first(heads, peer, held):
+                    pending.append((peer, held))
+        for call, peer, answer in transfers.get(number, ()):
+            if answer is None or State.COMPLETED in (call.state, answer.state):
+                continue
+            if holds_up(head, call) and _put_first(heads, peer, answer):
+                others = [
+                    half
+                    for half in halves.get(peer, ())
+                    if not is_one_thread(half[0].thread, answer.thread)
+                ]
+                halves[peer] = [*others, (answer, number, call)]
+                pending.append((peer, answer))
+
+
+def _transfers_of(case: Case) -> dict[int, list[Half]]:
+    """Return all transfers of each rank on NCCL, with the halves of their other ends."""
+    found: dict[int, list[Half]] = {}
+    for pair in pairs(case):
+        if "nccl" not in pair.comm.backend:
+            continue
+        for sent, received in zip(pair.sends, pair.receives, strict=False):
+            found.setdefault(pair.sender, []).append((sent, pair.receiver, received))
+            found.setdefault(pair.receiver, []).append((received, pair.sender, sent))
+    return found
+
+
+def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
+    """Return the transfers in which each rank may wait, those of a batch together.
+
+    Those with a rank without a record, and those that an overwrite leaves without a number, only
+    where they are a rank's newest call.
+    """
+    found: dict[int, list[Half]] = {}
+    for pair in pairs(case):
+        for sent, received in zip_longest(pair.sends, pair.receives):
+            for number, peer, call, answer in (
+                (pair.sender, pair.receiver, sent, received),
+                (pair.receiver, pair.sender, received, sent),
+            ):
+                if call is not None and _may_wait(case, pair, number, call, answer):
+                    found.setdefault(number, []).append((call, peer, answer))
+    for rank in case.run.ranks:
+        last = rank.last_call(transfers=True)
+        if last is None or last.op not in P2P_OPS or last.state is State.COMPLETED:
+            continue
+        comm = case.run.communicators[last.comm]
+        other = peer_of(last, comm)
+        # One that lost the connection had no answer.
+        if other is not None and has_tags(comm) and (other in unseen or ended_by_peers(rank)):
+            found.setdefault(rank.rank, []).append((last, other, None))
+    for one in open_transfers(case):
+        if len(one.peers) == 1 and one.rank not in found:
+            found[one.rank] = [(one.call, one.peers[0], None)]
+    for number, halves in found.items():
+        halves.sort(key=lambda half: half[0].position)
+        first = halves[0][0]
+        if first.group is not None:
+            found[number] = [half for half in halves if half[0].group == first.group]
+        elif "nccl" in case.run.communicators[first.comm].backend:
+            found[number] = halves[:1]
+    return found
+
+
+def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | None) -> bool:
+    """Return whether a rank may wait in its half of a transfer."""
+    if State.COMPLETED in (call.state, answer and answer.state):
+        return False
+    if "nccl" in pair.comm.backend:
+        return answer is None
+    # A send may complete without its receive, and is not waited for if its rank went on.
+    return not case.run.by_rank[number].went_on(call)
+
+
+def _awaited_in_transfers(
+    call: Call, halves: Sequence[Half], heads: Mapping[int, Sequence[Call]]
+) -> set[int]:
+    """Return the other ends that have not come to the transfers of one thread."""
+    return {
+        peer
+        for own, peer, answer in halves
+        if is_one_thread(own.thread, call.thread)
+        and (answer is None or any(holds_up(head, answer) for head in heads.get(peer, ())))
+    }
+
+
+def _awaited_by_members(
+    case: Case, number: int, call: Call, heads: Mapping[int, Sequence[Call]]
+) -> set[int]:
+    """Return the members that have not come to a collective, or are in an earlier call."""
+    comm = case.run.communicators[call.comm]
+    members = {*members_of(comm, call), *(case.run.missing if comm.is_partial else ())}
+    return {
+        member
+        for member in members
+        if member != number and not _came(case.run.by_rank.get(member), call, heads.get(member, ()))
+    }
+
+
+def _needs(case: Case, number: int, gone: Rank) -> bool:
+    """Return whether a rank has posted a call to which a process that is gone will never come.
+
+    It is in its last call as well, unless that is known to have completed.
+    """
+    for key, log in case.run.by_rank[number].logs.items():
+        theirs = gone.logs.get(key)
+        if theirs is None:
+            if gone.rank in case.run.communicators[key].ranks and log.calls:
+                return True
+        elif log.calls > theirs.calls:
+            return True
+    return False
+
+
+def _came(rank: Rank | None, call: Call, heads: Sequence[Call]) -> bool:
+    log = None if rank is None else rank.logs.get(call.comm)
+    if log is None or log.calls < call.seq:
+        return False
+    if not heads or call.seq < log.first:
+        return True
+    posted = log.call(call.seq)
+    return posted.state is State.COMPLETED or not any(holds_up(head, posted) for head in heads)

@@ -1,0 +1,268 @@
+"""Sends and receives in which ranks wait, and which cannot be numbered within a pair.
+
+A receive from any source may take any rank's send, and a ring that has overwritten records lacks
+the first ones. The newest call of a rank still shows that it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ncclscope.engine.damaged import has_damaged_transfers
+from ncclscope.engine.waits.transfers import (
+    is_led_elsewhere,
+    is_partial,
+    pairs,
+    proof_of,
+)
+from ncclscope.model import Call, Communicator, Finding, Rank, State
+from ncclscope.wording.names import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    ranks_text,
+    sentence,
+    site_text,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from ncclscope.engine.case import Case
+
+_KIND = "p2p_mismatch"
+_OTHER_SIDE = {"send": "recv", "recv": "send"}
+_LACKS = {"send": "receive", "recv": "send"}
+
+
+@dataclass(frozen=True)
+class OpenTransfer:
+    """The newest call of a rank, a send or receive that cannot be numbered within a pair.
+
+    Receives from any source, and records that were overwritten, leave the number unknown.
+
+    Attributes:
+        comm: The communicator.
+        rank: The rank that posted it.
+        peers: The ranks that may post the other side.
+        call: The call.
+        proofs: Why no peer has posted the other side, and why none will.
+        is_led: Whether peers wait in collectives, not for this rank, and all others may be at work.
+    """
+
+    comm: Communicator
+    rank: int
+    peers: tuple[int, ...]
+    call: Call
+    proofs: tuple[str, ...]
+    is_led: bool
+
+
+def is_in_transfer(rank: Rank) -> bool:
+    """Return whether a rank's newest call is a send or receive that is not known to be complete."""
+    last = rank.last_call(transfers=True)
+    return last is not None and last.op in _OTHER_SIDE and last.state is not State.COMPLETED
+
+
+def may_come(case: Case, ranks: Iterable[int]) -> bool:
+    """Return whether ranks that lack their half of a transfer wait nowhere, and may yet post it."""
+    known = [case.run.by_rank.get(number) for number in ranks]
+    return all(
+        rank is not None
+        and not (rank.exited or is_in_transfer(rank) or rank.rank in case.waits.heads)
+        for rank in known
+    )
+
+
+def unanswered(case: Case, analyzer: str, *, led: bool) -> Iterable[Finding]:
+    """Yield the transfers without another side where they cannot be numbered.
+
+    Where several ranks wait for one that waits in no transfer itself, it is named.
+
+    Args:
+        case: The case.
+        analyzer: The name of the analyzer that reports them.
+        led: Whether another finding explains them.
+    """
+    found = open_transfers(case)
+    waiting = {transfer.rank for transfer in found}
+    ends = {peer for transfer in found for peer in transfer.peers} - waiting
+    if len(ends) == 1 and len(found) > 1 and all({*one.peers} == ends for one in found):
+        (end,) = ends
+        yield _finding(case, analyzer, found, "consequence" if led else "cause", (end,))
+        return
+    for place, transfer in enumerate(found):
+        behind = led or transfer.is_led or (place > 0 and waiting.issuperset(transfer.peers))
+        finding = _finding(case, analyzer, [transfer], "consequence" if behind else "cause")
+        yield _unless_idle(transfer, finding)
+
+
+def _unless_idle(transfer: OpenTransfer, finding: Finding) -> Finding:
+    """Return a finding on a receive from any source as latent where all senders may be at work."""
+    if transfer.call.peer is not None or finding.role != "cause" or not finding.hangs:
+        return finding
+    return replace(finding.with_clause(": a server without requests looks the same"), role="latent")
+
+
+def _finding(
+    case: Case,
+    analyzer: str,
+    found: Sequence[OpenTransfer],
+    role: str,
+    diverging: tuple[int, ...] = (),
+) -> Finding:
+    first = found[0]
+    peers = ranks_text(first.peers)
+    if len(first.peers) == 1:
+        peers = rank_text(case.run, first.peers[0])
+    who = ranks_text([one.rank for one in found])
+    if len(found) == 1:
+        who = rank_text(case.run, first.rank)
+    waits = verb([one.rank for one in found], "wait")
+    has = "has" if len(first.peers) == 1 else "have"
+    evidence = []
+    for transfer in found:
+        evidence.append(
+            f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
+            f"{site_text(transfer.call)}, its newest call"
+        )
+        evidence += transfer.proofs
+    for peer in first.peers:
+        last = case.run.by_rank[peer].last_call(transfers=True)
+        if last is not None:
+            comm = comm_text(case.run.communicators[last.comm])
+            evidence.append(
+                f"the last call of rank {peer} is {call_text(last)} on {comm}, "
+                f"{last.state.word}{site_text(last)}"
+            )
+    return Finding(
+        kind=_KIND,
+        hangs=may_come(case, first.peers) or None,
+        summary=(
+            f"{sentence(who)} {waits} in {call_text(first.call)}"
+            f"{'' if first.call.peer is not None else ' from any rank'} on "
+            f"{comm_text(first.comm)}"
+            f"{site_text(first.call)}, and {peers} {has} posted no {_LACKS[first.call.op]} "
+            f"for it."
+        ),
+        comm=first.comm,
+        seq=first.call.seq if len(found) == 1 else None,
+        diverging_ranks=diverging,
+        candidate_ranks=() if diverging else tuple(sorted((first.rank, *first.peers))),
+        odd=None if diverging else first.call,
+        peers=first.call if diverging else None,
+        confidence="likely" if diverging else "ambiguous",
+        role=role,
+        analyzer=analyzer,
+        evidence=tuple(dict.fromkeys(evidence)),
+        inferred=(
+            f"{ranks_text(diverging)} diverged: several ranks wait for it, and it waits in no "
+            f"transfer itself"
+            if diverging
+            else "the records do not show which of them is wrong",
+        ),
+    )
+
+
+def open_transfers(case: Case) -> list[OpenTransfer]:
+    """Return the transfers in which ranks wait and which :func:`pairs` cannot number.
+
+    The rank has posted nothing after it. No peer has a pending other side, and all have been
+    quiet for as long.
+    """
+    numbered = {(pair.comm.key, pair.sender, pair.receiver) for pair in pairs(case)}
+    newest = {rank.rank: rank.last_call(transfers=True) for rank in case.run.ranks}
+    pending = {
+        number: call
+        for number, call in newest.items()
+        if call is not None and call.op in _OTHER_SIDE and call.state is not State.COMPLETED
+    }
+    awaited = {rank: waiting.awaited for rank, waiting in case.waits.pending_calls.items()}
+    found = []
+    for number, call in pending.items():
+        rank, comm = case.run.by_rank[number], case.run.communicators[call.comm]
+        if has_damaged_transfers(rank, comm) or is_partial(rank) or number not in comm.ranks:
+            continue
+        peers = _peers(case, comm, number, call)
+        if not peers or any(
+            (comm.key, *((number, peer) if call.op == "send" else (peer, number))) in numbered
+            or (peer in pending and _may_match(comm, call, number, pending[peer], peer))
+            for peer in peers
+        ):
+            continue
+        counts = _unmatched(case, comm, number, call, peers)
+        ahead = {**awaited, number: peers}
+        proofs = [proof_of(case, rank, case.run.by_rank[peer], call, ahead) for peer in peers]
+        known = [proof for proof in proofs if proof is not None]
+        if counts is not None and len(known) == len(peers):
+            led = [peer for peer in peers if is_led_elsewhere(case, number, peer, call, ahead)]
+            is_led = bool(led) and may_come(case, {*peers} - {*led})
+            proven = (counts, *dict.fromkeys(known))
+            found.append(OpenTransfer(comm, number, peers, call, proven, is_led))
+    return found
+
+
+def _peers(case: Case, comm: Communicator, number: int, call: Call) -> tuple[int, ...]:
+    """Return the ranks with records that may post the other side of a transfer.
+
+    For a receive from any source these are the ranks that have sent to this one before.
+    """
+    place = comm.ranks.index(number)
+    others = {
+        index: other
+        for index, other in enumerate(comm.ranks)
+        if other in case.run.by_rank and other != number
+    }
+    if call.peer is not None:
+        return (others[call.peer],) if call.peer in others else ()
+    return tuple(
+        other
+        for other in others.values()
+        if any(
+            one.op == "send" and one.peer == place
+            for one in case.run.by_rank[other].p2p.get(comm.key, ())
+        )
+    )
+
+
+def _may_match(comm: Communicator, call: Call, number: int, other: Call, peer: int) -> bool:
+    """Return whether another rank's pending transfer may be the other side of this one."""
+    return (
+        (other.comm, other.op) == (call.comm, _OTHER_SIDE[call.op])
+        and call.peer in (None, comm.ranks.index(peer))
+        and other.peer in (None, comm.ranks.index(number))
+    )
+
+
+def _unmatched(
+    case: Case, comm: Communicator, number: int, call: Call, peers: Sequence[int]
+) -> str | None:
+    """Say why a transfer has no other side; None where it may have one.
+
+    With complete records, the number of receives differs from the number of sends to the receiver.
+    Otherwise the rank has completed each transfer before this one.
+    """
+    receiver = peers[0] if call.op == "send" else number
+    members = [case.run.by_rank[rank] for rank in comm.ranks if rank in case.run.by_rank]
+    if len(members) == len(comm.ranks) and not any(
+        rank.lost or is_partial(rank) or has_damaged_transfers(rank, comm) for rank in members
+    ):
+        place = comm.ranks.index(receiver)
+        calls = {rank.rank: rank.p2p.get(comm.key, ()) for rank in members}
+        received = sum(one.op == "recv" for one in calls[receiver])
+        sent = sum(one.op == "send" and one.peer == place for own in calls.values() for one in own)
+        more, fewer = (sent, received) if call.op == "send" else (received, sent)
+        return (
+            f"{plural(sent, 'send')} to rank {receiver} from all ranks, "
+            f"{plural(received, 'receive')} there"
+            if more > fewer
+            else None
+        )
+    if case.timeless:
+        return None  # dumps of several ranks are not of one moment
+    before = [one for one in case.run.by_rank[number].p2p[comm.key] if one.seq != call.seq]
+    if not before or any(one.state is not State.COMPLETED for one in before):
+        return None
+    return f"rank {number} has completed all transfers before it that its ring kept"

@@ -1,0 +1,125 @@
+"""The rank at which chains of transfers end: one that is stopped, or that posted fewer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ncclscope.engine.repairs.departures import keeps_to_rounds
+from ncclscope.engine.waits.open_transfers import is_in_transfer
+from ncclscope.engine.waits.transfers import StuckTransfer, is_stopped, pairs
+from ncclscope.model import Fact, Finding
+from ncclscope.wording.names import call_text, comm_text, rank_text, ranks_text, sentence, verb
+
+if TYPE_CHECKING:
+    from ncclscope.engine.case import Case
+
+
+def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Finding | None:
+    """Return a finding on the ranks that cannot post their half; None if all processes run.
+
+    Args:
+        case: The case.
+        found: The stuck transfers.
+        analyzer: Name of the analyzer that reports it.
+    """
+    own = [one for one in found if is_stopped(case, case.run.by_rank[one.peer])]
+    ranks = tuple(sorted({one.peer for one in own}))
+    if not own or len(ranks) > len({one.rank for one in found} - {*ranks}):
+        return None
+    known = all(case.run.by_rank[number].details.get("stopped") for number in ranks)
+    who = rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)
+    be = "is" if len(ranks) == 1 else "are"
+    state = "stopped by a signal" if known else "dead, gone or stopped (no heartbeat for seconds)"
+    waiting = tuple(sorted({one.rank for one in own}))
+    comm = own[0].pair.comm
+    return Finding(
+        kind="not_joined" if known else "dead_rank",
+        summary=(
+            f"{sentence(who)} {be} {state}; {ranks_text(waiting)} {verb(waiting, 'wait')} for "
+            f"{'its' if len(ranks) == 1 else 'their'} half of transfers on {comm_text(comm)}."
+        ),
+        comm=comm,
+        seq=None,  # transfers are not collectives, and are numbered separately
+        diverging_ranks=ranks,
+        odd=case.run.by_rank[ranks[0]].last_call(transfers=True),
+        peers=own[0].call,
+        confidence="likely",
+        role="cause",
+        analyzer=analyzer,
+        evidence=tuple(
+            Fact.of_call(
+                f"rank {one.rank} is in {call_text(one.call)}, transfer {one.number} between it "
+                f"and rank {one.peer}, which has posted no other half",
+                [one.rank],
+            )
+            for one in own
+        ),
+        inferred=("ranks that wait for a rank which waits itself are held up by this one",),
+    )
+
+
+def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | None:
+    """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
+
+    Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
+    no transfer itself, unless it waits in the collective that its rounds predict. Where one rank
+    waits, all other ranks have reached the transfer whose half it lacks. Where all chains run into
+    a cycle, its number of transfers differs from that of all others, which is the same.
+
+    Returns:
+        The rank, and the reason; None where no rank is identified.
+    """
+    waiting = {transfer.rank for transfer in found}
+    awaited: dict[int, set[int]] = {}
+    for transfer in found:
+        awaited.setdefault(transfer.peer, set()).add(transfer.rank)
+    ends = awaited.keys() - waiting
+    both_sides = {rank for rank, by in awaited.items() if len(by) > 1}
+    if len(ends) == 1:
+        (end,) = ends
+        # A rank that is in a transfer of its own may wait in it, as for one of those who wait.
+        is_inside = is_in_transfer(case.run.by_rank[end])
+        if end in case.waits.heads and keeps_to_rounds(case.run.by_rank[end]):
+            return None
+        behind = () if is_inside else case.waits.ends.get(end, ())
+        if len({*awaited[end], *behind}) > 1:
+            return end, "it waits in no transfer itself"
+        return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
+    if ends:
+        return None
+    reached = _furthest(case, {*waiting, *awaited})
+    for rank in sorted(both_sides):
+        others = {count for other, count in reached.items() if other != rank}
+        if len(reached) > 2 and len(others) == 1 and reached[rank] not in others:
+            (common,) = others
+            side = "fewer" if reached[rank] < common else "more"
+            return rank, (
+                f"it has posted up to transfer {reached[rank]} with its neighbours, {side} than "
+                f"all others, which have reached {common}"
+            )
+    return None
+
+
+def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
+    """Return the rank that lacks its half of a transfer which all others have reached."""
+    pair, rank = transfer.pair, transfer.peer
+    theirs = max(len(pair.sends), len(pair.receives))
+    reached = _furthest(case, set(pair.comm.ranks) - {rank})
+    others = [count for count in reached.values() if count]
+    if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
+        return None
+    return rank, (
+        f"it has posted {min(len(pair.sends), len(pair.receives))} of them, and all others have "
+        f"reached transfer {theirs} with their neighbours"
+    )
+
+
+def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:
+    """Return each rank's maximum number of transfers with one peer in one direction."""
+    reached = dict.fromkeys(ranks, 0)
+    for pair in pairs(case):
+        for rank, calls in ((pair.sender, pair.sends), (pair.receiver, pair.receives)):
+            if rank in reached:
+                reached[rank] = max(reached[rank], len(calls))
+    return reached

@@ -1,0 +1,286 @@
+"""Findings about ranks that wait in calls which no probe records.
+
+Activities show which ranks are inside of code that posts such calls. The ends of processes show
+which rank had left before its peers lost the connection to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.coverage import uses_unrecorded
+from ncclscope.engine.processes.positions import Position, is_inside_unrecorded
+from ncclscope.engine.waits.endings import failed, status_of
+from ncclscope.model import Finding, Rank, State
+from ncclscope.untrusted import printable
+from ncclscope.wording.names import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    site_text,
+    verb,
+)
+
+ANALYZER = "decision"
+
+_LOST = re.compile(
+    r"connection (?:closed|reset|refused|aborted)|broken pipe|socket (?:timeout|closed)|"
+    r"remote process (?:exited|has)|peer .*(?:closed|exited)|ncclRemoteError|"
+    r"application timeout caused pair closure",
+    re.IGNORECASE,
+)
+"""Errors of a process that ends because a peer is gone."""
+_SHOWN = 120
+
+
+def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
+    """Yield which ranks block those that wait in calls which no probe records.
+
+    An activity or a stack shows that these ranks wait; the records hold no call for it.
+    """
+    if case.run.snapshot is not None or not any(map(is_inside_unrecorded, case.run.ranks)):
+        return
+    hidden = [
+        one
+        for one in positions.values()
+        if one.is_unrecorded and _is_stalled(case, one.rank, one.seconds)
+    ]
+    if not hidden or case.waits.pending_calls:
+        return
+    waiting = tuple(sorted(one.rank for one in hidden))
+    rest = [one for one in positions.values() if one.rank not in waiting]
+    if any(one.state in ("moving", "idle") for one in rest):
+        return
+    seconds = min(one.seconds or 0.0 for one in hidden)
+    where = hidden[0].text
+    ended = tuple(sorted(one.rank for one in rest if one.state == "ended"))
+    others = tuple(sorted(one.rank for one in rest if one.state != "ended"))
+    evidence = (
+        f"{ranks_text(waiting)} {'has' if len(waiting) == 1 else 'have'} been in {where} for "
+        f"{seconds:.0f} s; no call was recorded since",
+    )
+    base = Finding(
+        kind="stalled",
+        summary=(
+            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
+            f"{seconds:.0f} s. Its collectives are not recorded, so it is unknown which rank left "
+            f"the common sequence."
+        ),
+        candidate_ranks=tuple(sorted(positions)),
+        confidence="ambiguous",
+        role="cause",
+        analyzer=ANALYZER,
+        evidence=evidence,
+        inferred=("they wait in a collective that no probe records",),
+    )
+    if ended:
+        is_few = len(ended) < len(waiting)
+        yield replace(
+            base.naming(ended) if is_few else base.undecided(sorted(positions)),
+            kind="dead_rank",
+            summary=(
+                f"{sentence(_who(case, ended))} {'has' if len(ended) == 1 else 'have'} ended, and "
+                f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where} for {seconds:.0f} s, "
+                f"whose collectives are not recorded."
+            ),
+            evidence=(*evidence, *(f"rank {rank}: the process has ended" for rank in ended)),
+        )
+    elif others and len(others) != len(waiting):
+        few = min(others, waiting, key=len)
+        kind = "not_joined" if few == others else "extra_call"
+        yield replace(
+            base.naming(few),
+            kind=kind,
+            summary=(
+                f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
+                f"{seconds:.0f} s, and {ranks_text(others)} {'is' if len(others) == 1 else 'are'} "
+                f"elsewhere: {ranks_text(few)} left the common sequence."
+            ),
+        )
+    else:
+        yield base
+
+
+def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
+    """Yield a minority in unrecorded calls, where all others failed in a recorded call.
+
+    Had this minority made the same calls, it would have reached that call and failed in it, too.
+    """
+    pending_calls = list(case.waits.pending_calls.values())
+    comm = pending_calls[0].comm if pending_calls else None
+    if comm is None or len({(one.comm.key, one.call.seq) for one in pending_calls}) != 1:
+        return
+    failed = tuple(sorted(one.rank for one in pending_calls))
+    absent = tuple(rank for rank in comm.ranks if rank not in failed)
+    inside = [positions[rank] for rank in absent if rank in positions]
+    ranks = [case.run.by_rank[number] for number in failed]
+    if not 0 < len(inside) == len(absent) < len(failed):
+        return
+    if not all(rank.alive is False or _error(rank) for rank in ranks):
+        return
+    if not any(_LOST.search(_error(rank)) for rank in ranks):
+        return  # a signal may have killed them all
+    if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
+        return
+    where = (
+        f"call {pending_calls[0].call.seq} on {comm_text(comm)}, {call_text(pending_calls[0].call)}"
+    )
+    yield Finding(
+        kind="not_joined",
+        summary=(
+            f"{sentence(ranks_text(failed))} posted {where}"
+            f"{site_text(pending_calls[0].call)}, and ended "
+            f"in it; {_who(case, absent)} {verb(absent, 'wait')} in {inside[0].text}, which is not "
+            f"recorded."
+        ),
+        comm=comm,
+        seq=pending_calls[0].call.seq,
+        diverging_ranks=absent,
+        peers=pending_calls[0].call,
+        confidence="likely",
+        role="cause",
+        analyzer=ANALYZER,
+        evidence=(
+            f"{ranks_text(failed)} posted {where}, and {ranks_text(absent)} did not",
+            *(f"rank {rank.rank} {_ending(rank)}" for rank in ranks),
+            *(f"rank {one.rank} is in {one.text}" for one in inside),
+        ),
+        inferred=(
+            f"{ranks_text(absent)} left the common sequence, not all the others: their call was "
+            f"matched with a collective that is not recorded",
+        ),
+    )
+
+
+def lost_connections(case: Case) -> Iterator[Finding]:
+    """Yield ranks that had ended when their peers lost the connection to them.
+
+    Only where none of the others waits in a recorded call: otherwise the records show which rank
+    is missing, and in which call. A rank that alone waited in a call and ended there was matched
+    with an unrecorded call of its peers: a library aborts a process that receives data of another
+    size.
+    """
+    errors = {rank.rank: text for rank in case.run.ranks if (text := _error(rank))}
+    lost = tuple(sorted(rank for rank, text in errors.items() if _LOST.search(text)))
+    first = tuple(rank.rank for rank in case.run.ranks if rank.rank not in lost and not rank.alive)
+    if not lost or len(lost) + len(first) < len(case.run.ranks):
+        return
+    if not any(rank.last_call(transfers=True) for rank in case.run.ranks):
+        return  # they were still connecting: there was nothing to lose
+    if not any(failed(case.run.by_rank[n]) or status_of(case.run.by_rank[n]) for n in first):
+        first = tuple(rank for rank in first if rank in _peers(case, lost)) or first
+    named = _ended_by_themselves(case, first, lost)
+    alone = 0 < len(first) < len(lost)
+    first = named or first
+    blames = alone or len(named) == 1
+    candidates = first if len(first) > 1 else tuple(sorted((*first, *lost)))
+    if case.waits.pending_calls:
+        hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
+        if alone and hidden and set(case.waits.pending_calls) == set(first):
+            yield _alone_in_a_call(case, first, hidden, errors)
+        return
+    ends = (f"{rank_text(case.run, rank)} {_ending(case.run.by_rank[rank])}" for rank in first[:4])
+    how = "; ".join(ends)
+    last = [case.run.by_rank[rank].last_call(transfers=True) for rank in lost]
+    inside = any(call is not None and call.state is not State.COMPLETED for call in last)
+    yield Finding(
+        kind="dead_rank",
+        summary=(
+            f"{sentence(how)}; {ranks_text(lost)} then lost the connection "
+            f"({errors[lost[0]][:_SHOWN]})."
+            if first
+            else f"{sentence(ranks_text(lost))} ended with lost connections, and no record shows "
+            f"which rank ended first."
+        ),
+        diverging_ranks=first if blames else (),
+        candidate_ranks=() if blames else candidates,
+        confidence="likely" if blames else "ambiguous",
+        role="cause",
+        analyzer=ANALYZER,
+        evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
+        inferred=() if inside else ("the connection was lost in a call that is not recorded",),
+    )
+
+
+def _peers(case: Case, lost: Sequence[int]) -> set[int]:
+    """Return the peers of the sends and receives in which all of some ranks lost a connection."""
+    last = [case.run.by_rank[rank].last_call(transfers=True) for rank in lost]
+    if not all(
+        call and call.peer is not None and call.state is not State.COMPLETED for call in last
+    ):
+        return set()
+    calls = [(case.run.communicators[call.comm].ranks, call.peer) for call in last if call]
+    return {ranks[peer] for ranks, peer in calls if peer is not None and peer < len(ranks)}
+
+
+def _ended_by_themselves(case: Case, first: Sequence[int], lost: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks that failed by themselves, where a launcher may have ended the others.
+
+    Without an exception or a status, those that were not seen after the first lost connection.
+    """
+    ranks = case.run.by_rank
+    known = tuple(n for n in first if failed(ranks[n]) or status_of(ranks[n]))
+    if known:
+        return known
+    hosts = {ranks[n].host for n in (*first, *lost)}
+    seen = {n: ranks[n].last_seen_ns or 0 for n in (*first, *lost)}
+    earliest = min(seen[n] for n in lost)
+    before = tuple(n for n in first if seen[n] <= earliest)
+    return before if len(hosts) == 1 and 0 < len(before) < len(first) else ()
+
+
+def _alone_in_a_call(
+    case: Case, alone: tuple[int, ...], hidden: Sequence[int], errors: Mapping[int, str]
+) -> Finding:
+    pending = case.waits.pending_calls[alone[0]]
+    where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
+    return Finding(
+        kind="extra_call",
+        summary=(
+            f"{sentence(_who(case, alone))} alone posted {where}"
+            f"{site_text(pending.call)}, and ended "
+            f"in it; the others then lost the connection."
+        ),
+        comm=pending.comm,
+        seq=pending.call.seq,
+        diverging_ranks=alone,
+        odd=pending.call,
+        confidence="likely",
+        role="cause",
+        analyzer=ANALYZER,
+        evidence=(
+            f"{ranks_text(alone)} posted {where}, and its peers did not",
+            *(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in sorted(errors.items())),
+        ),
+        inferred=(
+            f"it was matched with an unrecorded collective of {ranks_text(hidden)}, and the "
+            f"library ended the process because of it",
+        ),
+        extent=1,
+    )
+
+
+def _error(rank: Rank) -> str:
+    return printable(str(rank.details.get("ended_with") or ""))
+
+
+def _ending(rank: Rank) -> str:
+    if error := _error(rank):
+        return f"ended with {error[:_SHOWN].rstrip(': ')}"
+    return "ended normally" if rank.exited else "ended"
+
+
+def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:
+    rank = case.run.by_rank[number]
+    return seconds is not None and seconds >= (
+        case.live_stall_seconds if rank.alive else case.stall_seconds
+    )
+
+
+def _who(case: Case, ranks: Sequence[int]) -> str:
+    return rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)

@@ -1,0 +1,61 @@
+"""What keeps a rank from a call in which others wait for it, as far as any data source shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ncclscope.engine.processes.motion import is_seen_at_work
+from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.noted import doing, raised
+from ncclscope.engine.waits.open_transfers import is_in_transfer
+from ncclscope.model import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ncclscope.engine.case import Case
+
+
+def what_keeps(case: Case, rank: Rank) -> str:
+    """Return what keeps a rank from a call, to follow its name."""
+    if rank.details.get("stopped"):
+        return "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
+    if case.waits.is_outside(rank.rank):
+        return "is blocked on its device by work that is not a recorded call"
+    if rank.rank in case.waits.pending_calls:
+        return "waits in that call for the others"
+    if is_idle(rank):
+        return "waits for a request from its engine"
+    if doing(rank) is not None or raised(case, rank) is not None:
+        if rank.alive is False:
+            return "had not come to the call when it ended: its note says what kept it"
+        return "may still come to the call: its note says what keeps it"
+    if is_in_transfer(rank):
+        return "waits for the other side of its last call, or is busy after it"
+    if is_seen_at_work(case.run, rank.rank):
+        return "is late, or in an endless loop"
+    return "is busy or stuck outside of any recorded call"
+
+
+def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
+    """Return whether the heartbeat of a living process has ended: it is stopped, or in C code.
+
+    Args:
+        case: The case.
+        rank: The process.
+        waiting: Ranks whose heartbeats it is compared with.
+    """
+    from ncclscope.engine.case import DEAD_SECONDS  # which imports this package
+
+    if rank.details.get("stopped"):
+        return True
+    times = [case.quiet_seconds(case.run.by_rank[number]) for number in waiting]
+    others = max((one for one in times if one is not None), default=0.0)
+    is_behind = (case.quiet_seconds(rank) or 0.0) + DEAD_SECONDS < others
+    return rank.alive is True and is_behind and case.may_have_ended_before(rank, waiting)
+
+
+def may_come(rank: Rank) -> bool:
+    """Return whether a rank might still come, or might have come had the job not been killed."""
+    now = doing(rank)
+    return bool(rank.alive) or is_in_transfer(rank) or (now is not None and now.is_work)

@@ -13,11 +13,14 @@ from ncclscope.untrusted import printable
 
 __all__ = [
     "by_words",
+    "call_on",
     "call_text",
     "comm_text",
+    "have",
     "kept_text",
     "made_text",
     "place_text",
+    "placed",
     "plural",
     "rank_text",
     "ranks_text",
@@ -28,6 +31,7 @@ __all__ = [
     "site_text",
     "sizes_text",
     "verb",
+    "who_text",
 ]
 
 _Who = TypeVar("_Who")
@@ -75,6 +79,16 @@ def call_text(call: Call | None) -> str:
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
     return printable(" ".join(parts))
+
+
+def placed(call: Call) -> str:
+    """Return ``all_reduce sum [8] at train.py:41 main``: a call and where it came from."""
+    return f"{call_text(call)}{site_text(call)}"
+
+
+def call_on(comm: Communicator, call: Call) -> str:
+    """Return ``call 5 on tp:0 of ranks 0-3, all_reduce sum [8]``."""
+    return f"call {call.seq} on {comm_text(comm)}, {call_text(call)}"
 
 
 def replay_text(call: Call, *, numbered: bool = True) -> str:
@@ -135,6 +149,16 @@ def rank_text(run: Run, number: int) -> str:
     if (own := rank.details.get("own_rank")) is not None:
         where.append(f"rank {own} of its own job")
     return f"rank {number} ({', '.join(where)})"
+
+
+def who_text(run: Run, ranks: Sequence[int]) -> str:
+    """Return several ranks, or a single one with its host and process."""
+    return rank_text(run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)
+
+
+def have(ranks: Iterable[int]) -> str:
+    """Return ``have``, or ``has`` for a single rank."""
+    return "has" if len(set(ranks)) == 1 else "have"
 
 
 def sentence(text: str) -> str:

@@ -1,4 +1,7 @@
-"""Rules decide by codes and numbers: none reads a sentence that another rule has written."""
+"""Rules decide by codes and numbers: none reads a sentence, and none writes one.
+
+Sentences are written in ``ncclscope/wording`` alone.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RULES = (ROOT / "ncclscope" / "analysis", ROOT / "analyzers" / "ncclscope_analyzers")
-WORDING = "wording.py"
-"""The module that may handle sentences."""
+RULES = (ROOT / "ncclscope" / "engine", ROOT / "analyzers" / "ncclscope_analyzers")
+CLEAN = (
+    "analyzers/ncclscope_analyzers/__init__.py",
+    "analyzers/ncclscope_analyzers/dtype_mismatch.py",
+    "analyzers/ncclscope_analyzers/redop_mismatch.py",
+    "analyzers/ncclscope_analyzers/root_mismatch.py",
+    "analyzers/ncclscope_analyzers/stack_classes.py",
+)
+"""Modules and rooms that write no sentence: ``ncclscope/wording`` says what they decide."""
+WORDS = 3
+"""Words that make a text a sentence."""
 HELD = frozenset(
     {"clause", "evidence", "inferred", "notes", "reason", "says", "summary", "text", "why"}
 )
@@ -140,7 +151,6 @@ def test_no_rule_reads_a_sentence() -> None:
         path: path.read_text(encoding="utf-8")
         for room in RULES
         for path in sorted(room.rglob("*.py"))
-        if path.name != WORDING
     }
     shared = {
         name
@@ -199,3 +209,72 @@ def test_a_rule_that_reads_a_sentence_is_found(rule: str) -> None:
 )
 def test_a_rule_that_reads_codes_is_none(rule: str) -> None:
     assert Reader(f"def rule():\n    return {rule}\n").reads == []
+
+
+def sentences(source: str) -> list[tuple[int, str]]:
+    """Return the lines and texts of sentences in a module, other than docstrings and errors."""
+    tree = ast.parse(source)
+    skipped = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for part in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        skipped.update(map(id, parts))
+        texts = [str(getattr(part, "value", "0")) for part in parts if _is_text(part)]
+        if len([word for word in "0".join(texts).split() if _is_word(word)]) >= WORDS:
+            found.append((getattr(node, "lineno", 0), ast.unparse(node)))
+    return found
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_word(text: str) -> bool:
+    return text.strip("(),.:;'").isalpha()
+
+
+def test_no_clean_rule_writes_a_sentence() -> None:
+    paths = {
+        path
+        for name in CLEAN
+        for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
+    }
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in sorted(paths)
+        for line, text in sentences(path.read_text(encoding="utf-8"))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "summary = 'none has completed it'",
+        "summary = f'{who} posted {call} as call {seq}'",
+        "say(f'rank {rank} ended', 'the process that served it')",
+        "WHY = {'late': 'it came too late'}",
+    ],
+)
+def test_a_rule_that_writes_a_sentence_is_found(rule: str) -> None:
+    assert sentences(rule)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "kind = 'missing_call'",
+        "'''A docstring of several words.'''",
+        "raise ValueError('no such rank here')",
+        "text = f'{who}: {what}'",
+    ],
+)
+def test_a_rule_that_writes_codes_is_clean(rule: str) -> None:
+    assert not sentences(rule)

@@ -18,6 +18,8 @@ from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
 from tests.corpus.strangers2.truth import STORIES as STORIES2
 from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 from tests.corpus.strangers3.truth import STORIES as STORIES3
+from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
+from tests.corpus.strangers4.truth import STORIES as STORIES4
 
 
 def document(
@@ -37,14 +39,20 @@ def document(
     }
 
 
-@pytest.mark.parametrize("programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3])
+@pytest.mark.parametrize("programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3, STRANGERS4])
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
     (folder,) = {program.folder for program in programs.values()}
     assert sorted(programs) == sorted(path.stem for path in (SOURCES / folder).glob("*.py"))
 
 
 @pytest.mark.parametrize(
-    ("programs", "stories"), [(STRANGERS, STORIES), (STRANGERS2, STORIES2), (STRANGERS3, STORIES3)]
+    ("programs", "stories"),
+    [
+        (STRANGERS, STORIES),
+        (STRANGERS2, STORIES2),
+        (STRANGERS3, STORIES3),
+        (STRANGERS4, STORIES4),
+    ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
     assert set(stories) == {name for name, program in programs.items() if program.hangs}
@@ -52,7 +60,13 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
 
 @pytest.mark.parametrize(
     "program",
-    [*PROGRAMS.values(), *STRANGERS.values(), *STRANGERS2.values(), *STRANGERS3.values()],
+    [
+        *PROGRAMS.values(),
+        *STRANGERS.values(),
+        *STRANGERS2.values(),
+        *STRANGERS3.values(),
+        *STRANGERS4.values(),
+    ],
     ids=lambda program: program.name,
 )
 def test_truth_speaks_of_ranks_of_the_job(program: Any) -> None:

@@ -23,6 +23,7 @@ from tests.corpus.runner.truth import PROGRAMS, Program
 from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
 from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
 from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
+from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
 
 __all__ = ["main"]
 
@@ -31,8 +32,9 @@ _SETS = {
     "strangers": STRANGERS,
     "strangers2": STRANGERS2,
     "strangers3": STRANGERS3,
+    "strangers4": STRANGERS4,
 }
-_KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3
+_KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 

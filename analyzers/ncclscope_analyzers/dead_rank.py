@@ -9,8 +9,6 @@ from ncclscope.engine.case import DEAD_SECONDS, Case
 from ncclscope.engine.lost_together import as_one, wait_text
 from ncclscope.engine.missed import missed_by_engines, missed_by_launchers
 from ncclscope.engine.waits.endings import (
-    End,
-    Ending,
     failed,
     failed_inside,
     given_up,
@@ -23,6 +21,7 @@ from ncclscope.engine.waits.endings import (
 from ncclscope.engine.waits.minority import take_sides
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Communicator, Fact, Finding, Rank
+from ncclscope.wording.ends import End, Ending
 from ncclscope.wording.names import (
     call_text,
     comm_text,

@@ -35,8 +35,6 @@ from ncclscope.engine.sequences.tie_breaks import (
 )
 from ncclscope.engine.waits.completion import PENDING, reports_completion
 from ncclscope.engine.waits.endings import (
-    End,
-    Ending,
     ended_by_peers,
     given_up_after,
     interrupted_after,
@@ -51,6 +49,7 @@ from ncclscope.engine.waits.waits import PendingCall, Waits
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import ROOTED_OPS
+from ncclscope.wording.ends import End, Ending
 
 AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.waits.endings import End
 from ncclscope.model import Finding
+from ncclscope.wording.ends import End
 from ncclscope.wording.names import call_text, comm_text, ranks_text, sentence, verb
 
 _DOUBTS = ("ambiguous", "likely", "certain")

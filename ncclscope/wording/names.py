@@ -12,11 +12,13 @@ from ncclscope.model.unranked import Unranked
 from ncclscope.untrusted import printable
 
 __all__ = [
+    "be",
     "by_words",
     "call_on",
     "call_text",
     "comm_text",
     "have",
+    "its",
     "kept_text",
     "made_text",
     "place_text",
@@ -159,6 +161,16 @@ def who_text(run: Run, ranks: Sequence[int]) -> str:
 def have(ranks: Iterable[int]) -> str:
     """Return ``have``, or ``has`` for a single rank."""
     return "has" if len(set(ranks)) == 1 else "have"
+
+
+def be(ranks: Iterable[int]) -> str:
+    """Return ``are``, or ``is`` for a single rank."""
+    return "is" if len(set(ranks)) == 1 else "are"
+
+
+def its(ranks: Iterable[int]) -> str:
+    """Return ``their``, or ``its`` for a single rank."""
+    return "its" if len(set(ranks)) == 1 else "their"
 
 
 def sentence(text: str) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from textwrap import shorten
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ncclscope.model import Call, Fact, Finding, Rank, State
@@ -14,8 +12,8 @@ from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
 from ncclscope.model.signature import BARRIERS, P2P_OPS
 from ncclscope.model.text import status_text
 from ncclscope.model.threads import precedes
-from ncclscope.untrusted import printable
-from ncclscope.wording.names import call_text, comm_text, ranks_text, sentence, verb
+from ncclscope.wording import ends as wording
+from ncclscope.wording.ends import End, Ending
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
@@ -25,8 +23,6 @@ _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
 _OF_OTHERS = ("TimeoutError", "queue.Empty", "subprocess.TimeoutExpired")
 """Exceptions of sockets, queues and stores of the program."""
-_LONGEST = 240
-"""Characters of an exception's text that are shown."""
 _AT_ONCE_NS = 2_000_000_000
 _LOST = re.compile(
     r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited"
@@ -37,35 +33,6 @@ _LOST = re.compile(
 _OF_STORE = "DistNetworkError"
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 """How they report that it did not come."""
-
-
-class End(Enum):
-    """How a process ended, or what shows that it did; the value is its wording."""
-
-    WITH = "it ended with {}"
-    RAISED = "it exited after it raised {}"
-    EXITED = "it exited normally"
-    GONE = "its process is gone"
-    NOT_NOTED = "its process is gone, and recorded no end"
-    HEARTBEAT = "its heartbeat ends {:.0f} s before its peers'"
-    NO_RECORD = "it left no record"
-    NO_DUMP = "it left no dump"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The end of a process.
-
-    Attributes:
-        code: How it ended.
-        detail: The exception or exit status, or the seconds for which its peers lived on.
-    """
-
-    code: End
-    detail: str | float = ""
-
-    def __str__(self) -> str:
-        return self.code.value.format(self.detail)
 
 
 def failed(rank: Rank) -> bool:
@@ -252,11 +219,6 @@ def _may_have_closed(records: Records, ranks: Sequence[int]) -> list[int]:
     return [one.rank for one in known if not (one.alive or ended_by_peers(one))]
 
 
-def _raised(rank: Rank) -> str:
-    raised = rank.activities.get(RAISED)
-    return printable((raised and raised.detail) or "")[:_LONGEST]
-
-
 def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
     """Yield ranks that failed in a call that all members have posted.
 
@@ -280,14 +242,14 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
         if comm.backend == "gloo" and len(past) == len(others):
             continue  # no rank waits in that call: they wait in the one that these ranks lack
         ended = [ranks[number] for number in failing]
-        how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
-        how = shorten(how, _LONGEST, placeholder=" ...")
         yield Finding(
             kind="dead_rank",
-            summary=(
-                f"{sentence(ranks_text(failing))} failed in call {seq} on {comm_text(comm)}, "
-                f"{call_text(theirs)} ({printable(how)}), in which {ranks_text(others)} "
-                f"{verb(others, 'wait')}{', or in a later one' if past else ''}."
+            summary=wording.failed_in_call(
+                comm,
+                theirs,
+                failing,
+                [str(rank.details["ended_with"]) for rank in ended],
+                past=bool(past),
             ),
             comm=comm,
             seq=seq,
@@ -298,17 +260,10 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             role="cause",
             analyzer=analyzer,
             evidence=(
-                Fact.of_call(
-                    f"{ranks_text(comm.ranks)} posted call {seq} on {comm_text(comm)}, "
-                    f"{call_text(theirs)}; it is not known to have completed anywhere",
-                    comm.ranks,
-                ),
-                *(
-                    Fact.of_rank(one.rank, f"rank {one.rank} raised {_raised(one)}")
-                    for one in ended
-                ),
+                Fact.of_call(wording.posted_by_all(comm, theirs), comm.ranks),
+                *(Fact.of_rank(one.rank, wording.raised(one)) for one in ended),
             ),
-            inferred=("the exception comes from the line that made the call",),
+            inferred=(wording.FROM_LINE,),
         )
 
 
@@ -327,14 +282,9 @@ def have_gone_on(case: Records, rank: Rank, finding: Finding, waiting: Sequence[
 
 def given_up(finding: Finding, waiting: Sequence[int]) -> Finding:
     """Describe a call that nobody waits in: its ranks gave it up, went on, and exited in order."""
-    comm, call = finding.comm, finding.peers
     (number,) = finding.diverging_ranks
-    where = "" if comm is None else f" on {comm_text(comm)}"
     return replace(
         finding,
-        summary=(
-            f"Rank {number} never joined call {finding.seq}{where}, {call_text(call)}; "
-            f"{ranks_text(waiting)} gave it up. All of them went on, and exited normally."
-        ),
+        summary=wording.given_up(finding.comm, finding.seq, finding.peers, number, waiting),
         role="latent",
     )

@@ -17,8 +17,9 @@ from ncclscope.engine.waits.noted import raised
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
-from ncclscope.untrusted import printable
-from ncclscope.wording.names import call_text, comm_text, plural, ranks_text, site_text
+from ncclscope.wording import steps as wording
+from ncclscope.wording.ends import saw_worker_end
+from ncclscope.wording.names import ranks_text, site_text
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -114,16 +115,14 @@ def _engines(run: Run) -> dict[str, Rank]:
 
 def _doing(rank: Rank, engine: Rank | None) -> str:
     """Return what ranks of one group do, with a placeholder ``{since}`` for its duration."""
-    step = _text(rank.last_step())
+    step = wording.step_text(rank.last_step())
     at = _lasting(rank, "step")
     if at is not None and at.detail == "sample_tokens":
         return f"in sample_tokens of {step}"
     if is_idle(rank):
-        text = f"idle in dequeue{{since}} after {step}"
         sent = None if engine is None else engine.activities.get("enqueue")
-        if sent is not None and _unseen(rank, sent):
-            text += f", though its engine has sent it {_method(sent)}"
-        return text
+        unseen = sent if sent is not None and _unseen(rank, sent) else None
+        return wording.idle_after(rank.last_step(), unseen)
     return f"in {step}"
 
 
@@ -200,17 +199,7 @@ def _step_of_divergence(run: Run, cause: Finding, singled: Rank) -> Iterator[str
             if step is not None and step != rank.last_step():
                 found.append((rank, step))
     if found:
-        steps = ", ".join(f"to {_text(step)} on {ranks_text([rank.rank])}" for rank, step in found)
-        yield f"call {cause.seq} on {comm_text(cause.comm)} belongs {steps}"
-
-
-def _text(step: Step | None) -> str:
-    if step is None:
-        return "no step"
-    if step.dummy:
-        return f"step {step.number} (dummy)"
-    tokens = "" if step.tokens is None else f" ({plural(step.tokens, 'token')})"
-    return f"step {step.number}{tokens}"
+        yield wording.belongs(cause.comm, cause.seq, found)
 
 
 def was_killed(records: Records) -> bool:
@@ -236,33 +225,17 @@ def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
         died = engine.activities.get(WORKER_DIED)
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
         if died is not None and 0 < died.number <= len(workers):
-            detail = printable(died.detail or "")
-            text = f"engine {name} (pid {engine.pid}) saw its worker end: {detail}"
-            yield workers[died.number - 1], text
+            yield workers[died.number - 1], saw_worker_end(name, engine.pid, died.detail or "")
 
 
 def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
     """Yield what an engine waits for: the other engines, between steps, or its workers."""
     call = engine.last_call()
     if engine.details.get("stopped"):
-        yield f"engine {name} (pid {engine.pid}) is stopped by a signal (state T)"
+        yield wording.engine_stopped(name, engine)
     elif call is not None and call.state is not State.COMPLETED:
-        comm = engine.logs[call.comm].communicator
-        yield (
-            f"engine {name} (pid {engine.pid}) waits in call {call.seq} on {comm.label}, "
-            f"{call_text(call)}, for the other engines"
-        )
+        yield wording.engine_in_call(name, engine, engine.logs[call.comm].communicator, call)
     elif _lasting(engine, "dequeue") is not None:
         workers = [rank.rank for rank in run.ranks if rank.labels.get("engine") == name]
         sent = engine.activities.get("enqueue")
-        yield (
-            f"engine {name} (pid {engine.pid}) waits{_longest([engine])}: "
-            f"{ranks_text(workers) if workers else 'its workers'} "
-            f"{'has' if len(workers) == 1 else 'have'} not answered {_method(sent)}"
-        )
-
-
-def _method(sent: Activity | None) -> str:
-    """Return the name of the requested method; ``a call`` where it has no name."""
-    named = sent is not None and sent.detail is not None and sent.detail.isidentifier()
-    return str(sent.detail) if sent is not None and named else "a call"
+        yield wording.engine_waits(name, engine, _longest([engine]), workers, sent)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Run
-from ncclscope.untrusted import printable
-from ncclscope.wording.names import comm_text, plural
+from ncclscope.wording import waits as wording
 
 
 def contention(run: Run, here: PendingCall, there: PendingCall) -> tuple[tuple[str, ...], str]:
@@ -25,13 +24,7 @@ def contention(run: Run, here: PendingCall, there: PendingCall) -> tuple[tuple[s
         return (), ""
     for pending, other in ((here, there), (there, here)):
         if lines := tuple(dict.fromkeys(_lines(run, pending))):
-            return lines, (
-                f"likely: {other.call.op} on {comm_text(other.comm)} holds SMs for which the "
-                f"cooperative launch of {pending.call.op} on {comm_text(pending.comm)} waits on "
-                f"some ranks, and the peers that it needs have launched that one first. The same "
-                f"order on all ranks, or fewer SMs for {other.comm.backend} (for NCCL: "
-                f"NCCL_MAX_CTAS), avoids it"
-            )
+            return lines, wording.holds_sms((other.comm, other.call), (pending.comm, pending.call))
     return (), ""
 
 
@@ -45,6 +38,4 @@ def _lines(run: Run, pending: PendingCall) -> Iterator[str]:
         if not isinstance(about, Mapping):
             continue
         sms, of = (n if isinstance(n := about.get(k), int) else 0 for k in ("sms", "of"))
-        size = f", with {plural(sms, 'SM')}" if sms > 0 else ""
-        of_all = f" of the GPU's {of}" if size and of > 0 else ""
-        yield f"{printable(library)} launches its kernels cooperatively{size}{of_all} each"
+        yield wording.launches_cooperatively(library, sms, of)

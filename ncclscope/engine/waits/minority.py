@@ -19,7 +19,7 @@ from ncclscope.engine.waits.endings import given_up_after
 from ncclscope.engine.waits.engine_steps import counterpart, is_idle
 from ncclscope.engine.waits.noted import doing_in_common
 from ncclscope.model import Communicator, Rank
-from ncclscope.wording.names import comm_text, ranks_text, verb
+from ncclscope.wording import waits as wording
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
@@ -155,10 +155,8 @@ def _same_role_elsewhere(case: Case, pending: PendingCall) -> tuple[str, str]:
             went_on.append(comm)
     if bool(posted) == bool(went_on):
         return "", ""
-    names = "; ".join(comm_text(comm) for comm in (posted or went_on)[:3])
-    if posted:
-        return "absent", f"{names}: all members posted the corresponding call"
-    return "waiting", f"{names}: all members went past this point without such a call"
+    reason = wording.same_role(posted or went_on, posted=bool(posted))
+    return "absent" if posted else "waiting", reason
 
 
 def _place(case: Case, pending: PendingCall, rank: Rank, key: str) -> bool | None:
@@ -190,12 +188,8 @@ def describe_sides(sides: Sides) -> str:
     """Say by which numbers one side diverged."""
     if sides.reason:
         return sides.reason
-    few, many = sides.waiting, sides.absent
-    if sides.diverging == "absent":
-        return f"more ranks wait for {ranks_text(many)} than are missing"
-    return (
-        f"{ranks_text(few)} {verb(few, 'wait')} in a call that the larger number, "
-        f"{ranks_text(many)}, never posted"
+    return wording.by_numbers(
+        sides.waiting, sides.absent, absent_diverged=sides.diverging == "absent"
     )
 
 
@@ -209,8 +203,4 @@ def describe_wait(case: Case, waiting: Sequence[int]) -> tuple[str, str]:
     calls = case.waits.pending_calls
     found = [given_up_after(case.run.by_rank[number], calls[number].call) for number in waiting]
     known = [seconds for seconds in found if seconds is not None]
-    if not known or len(known) < len(found):
-        wait = verb(waiting, "wait")
-        return f"{ranks_text(waiting)} {wait}", f"{wait} in it"
-    seconds = f"{min(known):.0f} s"
-    return f"{ranks_text(waiting)} waited for {seconds}", f"gave it up after {seconds}"
+    return wording.wait_text(waiting, min(known) if 0 < len(known) == len(found) else None)

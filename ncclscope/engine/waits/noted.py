@@ -18,15 +18,13 @@ from ncclscope.model.activities import (
     INIT,
     LOAD,
     RAISED,
-    STORE_SET,
     STORE_WAIT,
 )
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import comm_text, plural
+from ncclscope.wording import notes as wording
 
 _AT_WORK = (COMPILE, LOAD)
 _WAITING = (INIT, COMM_INIT, STORE_WAIT)
-_SHOWN = 160
 _AT_ONCE_NS = 1_000_000_000
 _OF_STORES = ("DistStoreError", "DistNetworkError")
 """The exceptions that torch's stores raise."""
@@ -34,7 +32,6 @@ _KEYS = "keys:"
 """In the text of their exceptions if a key did not come in time."""
 _NEARLY = 0.9
 """A wait that lasted for this part of its timeout timed out."""
-_PREPOSITIONS = {"connect": "to connect to", "serve": "for its peers, as the server of"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Noted:
     @property
     def text(self) -> str:
         """What it is, to follow "it is": ``in torch.compile of step (train.py:33)``."""
-        return spelled(self.activity)
+        return wording.activity_text(self.activity)
 
     @property
     def method(self) -> str:
@@ -75,7 +72,7 @@ class Noted:
     def key(self) -> str:
         """The key that a process waits for at a store; empty where it waits for none."""
         method, key = _asked(self.activity)
-        return key if self.name == STORE_WAIT and method not in _PREPOSITIONS else ""
+        return key if self.name == STORE_WAIT and method not in wording.CONNECTING else ""
 
     @property
     def is_barrier(self) -> bool:
@@ -90,11 +87,7 @@ class Noted:
     @property
     def clause(self) -> str:
         """The activity and its duration: ``has been in torch.compile of step ... for 84 s``."""
-        is_over = self.activity.until_ns is not None
-        verb = "has waited" if self.name == STORE_WAIT else "has been in"
-        if is_over:
-            verb = "waited" if self.name == STORE_WAIT else "was in"
-        return f"{verb} {self.text} for {self.seconds:.0f} s"
+        return wording.lasted(self.activity, self.seconds)
 
 
 def lasting(rank: Rank, name: str) -> Noted | None:
@@ -195,34 +188,6 @@ def wait_for_keys(run: Run, numbers: Sequence[int]) -> bool:
     return len(numbers) > 1 and all(key_awaited(run, [number]) is not None for number in numbers)
 
 
-def last_key_line(rank: Rank) -> Iterator[str]:
-    """Yield the last key that a process set at a store, if it set one."""
-    own = rank.activities.get(STORE_SET)
-    if own is not None and own.detail:
-        text = f"the last key that rank {rank.rank} set is '{printable(own.detail)[:_SHOWN]}'"
-        yield Fact.of_call(text, (), [rank.rank])
-
-
-def spelled(activity: Activity) -> str:
-    """Return what an activity is, in words."""
-    detail = printable(activity.detail or "")[:_SHOWN]
-    if activity.name == STORE_WAIT:
-        return _store_action(*_asked(activity))
-    if activity.name == INIT:
-        return f"init_process_group ({detail})" if detail else "init_process_group"
-    if activity.name == COMM_INIT:
-        size = f" of {plural(activity.number, 'rank')}" if activity.number else ""
-        return f"ncclCommInitRank{size}"
-    return detail or activity.name
-
-
-def _store_action(method: str, key: str) -> str:
-    """Return what a process waits for at a store, to follow "waits"."""
-    if method in _PREPOSITIONS:
-        return f"{_PREPOSITIONS[method]} the store at {key}"
-    return f"at the store for key '{key}' ({method})" if key else f"at the store, in {method}"
-
-
 def key_of(activity: Activity) -> str:
     """Return the key or the address that a process waits for at a store."""
     return _asked(activity)[1]
@@ -230,7 +195,7 @@ def key_of(activity: Activity) -> str:
 
 def _asked(activity: Activity) -> tuple[str, str]:
     """Return the method that a process called at a store, and the key or address it asked for."""
-    method, _, key = printable(activity.detail or "")[:_SHOWN].partition(" ")
+    method, _, key = printable(activity.detail or "")[: wording.SHOWN].partition(" ")
     return method, key
 
 
@@ -249,7 +214,7 @@ def raised(records: Records, rank: Rank) -> tuple[str, float] | None:
     # The call that raised was recorded just before.
     if quiet is not None and rank.last_call(transfers=True) is not None and age > quiet:
         return None
-    return printable(activity.detail)[:_SHOWN], age
+    return printable(activity.detail)[: wording.SHOWN], age
 
 
 def raised_in(rank: Rank, call: Call) -> str:
@@ -260,7 +225,7 @@ def raised_in(rank: Rank, call: Call) -> str:
     activity, site = rank.activities.get(RAISED), call.user_site or call.site
     if activity is None or not activity.detail or site is None or not call.time_ns:
         return ""
-    what, _, where = printable(activity.detail)[:_SHOWN].partition(" at ")
+    what, _, where = printable(activity.detail)[: wording.SHOWN].partition(" at ")
     return what if where == site and activity.since_ns >= call.time_ns else ""
 
 
@@ -269,7 +234,7 @@ def thread_ended(rank: Rank) -> str:
     activity = rank.activities.get(RAISED)
     if activity is None or not activity.number or rank.exited or rank.details.get("ended_with"):
         return ""
-    return printable(activity.detail or "")[:_SHOWN]
+    return printable(activity.detail or "")[: wording.SHOWN]
 
 
 def raised_line(records: Records, rank: Rank) -> str:
@@ -277,14 +242,19 @@ def raised_line(records: Records, rank: Rank) -> str:
     activity = rank.activities.get(RAISED)
     if activity is None or not activity.detail or rank.last_seen_ns is None:
         return ""
-    what = printable(activity.detail)[:_SHOWN]
+    what = printable(activity.detail)[: wording.SHOWN]
     age = max(0.0, (rank.last_seen_ns - activity.since_ns) / 1e9)
-    text = f"rank {rank.rank} raised {what}, {age:.0f} s before its last heartbeat"
-    if raised(records, rank) is not None:
-        text += ", and posted nothing since"
-    if not activity.number:
-        return text
-    return f"{text}; it ended {'the process' if rank.details.get('ended_with') else 'a thread'}"
+    thread = None
+    if activity.number:
+        thread = not rank.details.get("ended_with")
+    posted = raised(records, rank) is None
+    return wording.raised_before(rank, what, age, posted=posted, thread=thread)
+
+
+def last_key_line(rank: Rank) -> Iterator[str]:
+    """Yield the last key that a process set at a store, if it set one."""
+    if text := wording.last_key(rank):
+        yield Fact.of_call(text, (), [rank.rank])
 
 
 def note_lines(records: Records, rank: Rank) -> Iterator[str]:
@@ -307,10 +277,7 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
         return  # nothing comes any more
     waited = (rank.last_seen_ns - pending.call.time_ns) / 1e9
     if 0 <= waited < limit:
-        yield (
-            f"torch's timeout for calls on {comm_text(pending.comm)} is {limit} s: it comes in "
-            f"{limit - waited:.0f} s"
-        )
+        yield wording.timeout_comes(pending.comm, limit - waited)
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:
@@ -320,7 +287,5 @@ def timeout_text(rank: Rank, noted: Noted) -> str:
         return ""
     if noted.activity.until_ns is not None:
         timed_out = noted.seconds >= _NEARLY * limit  # else another error ended it
-        return f"rank {rank.rank}: its timeout of {limit} s ended the wait" if timed_out else ""
-    left = limit - noted.seconds
-    when = f"in {left:.0f} s" if left > 0 else "now"
-    return f"rank {rank.rank}: its timeout of {limit} s ends the wait {when}"
+        return wording.timeout_of_wait(rank, limit, None) if timed_out else ""
+    return wording.timeout_of_wait(rank, limit, limit - noted.seconds)

@@ -18,16 +18,7 @@ from ncclscope.engine.waits.transfers import (
     proof_of,
 )
 from ncclscope.model import Call, Communicator, Finding, Rank, State
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.wording import p2p as wording
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
@@ -103,7 +94,7 @@ def _unless_idle(transfer: OpenTransfer, finding: Finding) -> Finding:
     """Return a finding on a receive from any source as latent where all senders may be at work."""
     if transfer.call.peer is not None or finding.role != "cause" or not finding.hangs:
         return finding
-    return replace(finding.with_clause(": a server without requests looks the same"), role="latent")
+    return replace(finding.with_clause(wording.NO_SERVER), role="latent")
 
 
 def _finding(
@@ -114,39 +105,20 @@ def _finding(
     diverging: tuple[int, ...] = (),
 ) -> Finding:
     first = found[0]
-    peers = ranks_text(first.peers)
-    if len(first.peers) == 1:
-        peers = rank_text(case.run, first.peers[0])
-    who = ranks_text([one.rank for one in found])
-    if len(found) == 1:
-        who = rank_text(case.run, first.rank)
-    waits = verb([one.rank for one in found], "wait")
-    has = "has" if len(first.peers) == 1 else "have"
     evidence = []
     for transfer in found:
-        evidence.append(
-            f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
-            f"{site_text(transfer.call)}, its newest call"
-        )
+        evidence.append(wording.newest(transfer.rank, transfer.call))
         evidence += transfer.proofs
     for peer in first.peers:
         last = case.run.by_rank[peer].last_call(transfers=True)
         if last is not None:
-            comm = comm_text(case.run.communicators[last.comm])
-            evidence.append(
-                f"the last call of rank {peer} is {call_text(last)} on {comm}, "
-                f"{last.state.word}{site_text(last)}"
-            )
+            comm = case.run.communicators[last.comm]
+            evidence.append(wording.last_call(comm, peer, last))
+    waiting = [one.rank for one in found]
     return Finding(
         kind=_KIND,
         hangs=may_come(case, first.peers) or None,
-        summary=(
-            f"{sentence(who)} {waits} in {call_text(first.call)}"
-            f"{'' if first.call.peer is not None else ' from any rank'} on "
-            f"{comm_text(first.comm)}"
-            f"{site_text(first.call)}, and {peers} {has} posted no {_LACKS[first.call.op]} "
-            f"for it."
-        ),
+        summary=wording.unanswered(case.run, first.comm, first.call, waiting, first.peers),
         comm=first.comm,
         seq=first.call.seq if len(found) == 1 else None,
         diverging_ranks=diverging,
@@ -157,12 +129,7 @@ def _finding(
         role=role,
         analyzer=analyzer,
         evidence=tuple(dict.fromkeys(evidence)),
-        inferred=(
-            f"{ranks_text(diverging)} diverged: several ranks wait for it, and it waits in no "
-            f"transfer itself"
-            if diverging
-            else "the records do not show which of them is wrong",
-        ),
+        inferred=(wording.all_wait_for(diverging) if diverging else wording.NOT_KNOWN,),
     )
 
 
@@ -254,15 +221,10 @@ def _unmatched(
         received = sum(one.op == "recv" for one in calls[receiver])
         sent = sum(one.op == "send" and one.peer == place for own in calls.values() for one in own)
         more, fewer = (sent, received) if call.op == "send" else (received, sent)
-        return (
-            f"{plural(sent, 'send')} to rank {receiver} from all ranks, "
-            f"{plural(received, 'receive')} there"
-            if more > fewer
-            else None
-        )
+        return wording.counts(receiver, sent, received) if more > fewer else None
     if case.timeless:
         return None  # dumps of several ranks are not of one moment
     before = [one for one in case.run.by_rank[number].p2p[comm.key] if one.seq != call.seq]
     if not before or any(one.state is not State.COMPLETED for one in before):
         return None
-    return f"rank {number} has completed all transfers before it that its ring kept"
+    return wording.Stuck.OTHERS_COMPLETED.of(number)

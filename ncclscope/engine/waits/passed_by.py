@@ -13,7 +13,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.waits.completion import reports_completion
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.threads import precedes
-from ncclscope.wording.names import call_text, comm_text, ranks_text, sentence, verb
+from ncclscope.wording import waits as wording
 
 _ASKED = 64
 """Ranks that have posted a call of which one has to wait in it."""
@@ -43,12 +43,8 @@ def passed_by(case: Case) -> Iterable[str]:
         }
         if passed:
             call = case.run.by_rank[waiting[0]].logs[key].call(seq)
-            have = "has" if len(passed) == 1 else "have"
-            yield (
-                f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in call {seq} on "
-                f"{comm_text(comm)}, {call_text(call)}, which {ranks_text(passed)} {have} not "
-                f"posted: {next(iter(passed.values()))}."
-            )
+            reason = next(iter(passed.values()))
+            yield wording.passed_by(comm, call, waiting, [*passed], reason)
 
 
 def _waits(case: Case, number: int, key: str, seq: int) -> bool:
@@ -90,8 +86,5 @@ def came_past(waiting: Rank, pending: Call, rank: Rank, differing: Mapping[str, 
         if last < max(log.first, theirs.first):
             continue
         if precedes(pending, theirs.call(last)):
-            return (
-                f"rank {rank.rank} went on to call {last} on {comm_text(theirs.communicator)}, "
-                f"which rank {waiting.rank} posted after this one"
-            )
+            return wording.went_on_to(rank, last, theirs.communicator, waiting)
     return ""

@@ -10,7 +10,7 @@ from ncclscope.engine.records import Records
 from ncclscope.engine.waits.noted import seconds_of
 from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import QueueState
-from ncclscope.wording.names import plural
+from ncclscope.wording import waits as wording
 
 _WRITER = -1
 
@@ -38,19 +38,8 @@ class Unread:
     @property
     def text(self) -> str:
         """The state in words."""
-        who = f"rank {self.rank.rank}" if self.rank.rank >= 0 else f"pid {self.rank.pid}"
-        what = f"{plural(len(self.blocks), 'block')} of a message queue"
-        of = "" if self.writer is None else f" of pid {self.writer.pid}"
-        numbers = ", ".join(map(str, self.blocks[:8]))
-        if self.missed:
-            return (
-                f"{who} has waited in dequeue for {self.seconds:.0f} s although {what}{of} "
-                f"({numbers}) hold messages for it: it missed the notification"
-            )
-        wait = (
-            f", whose writer has waited for room for {self.seconds:.0f} s" if self.is_full else ""
-        )
-        return f"{who} has not read {what}{of} ({numbers}){wait}"
+        waited = self.seconds if self.missed or self.is_full else None
+        return wording.unread(self.rank, self.writer, self.blocks, waited, missed=self.missed)
 
 
 def unread_blocks(records: Records) -> Iterator[Unread]:

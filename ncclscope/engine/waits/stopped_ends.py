@@ -9,7 +9,7 @@ from ncclscope.engine.repairs.departures import keeps_to_rounds
 from ncclscope.engine.waits.open_transfers import is_in_transfer
 from ncclscope.engine.waits.transfers import StuckTransfer, is_stopped, pairs
 from ncclscope.model import Fact, Finding
-from ncclscope.wording.names import call_text, comm_text, rank_text, ranks_text, sentence, verb
+from ncclscope.wording import p2p as wording
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
@@ -28,17 +28,11 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
     if not own or len(ranks) > len({one.rank for one in found} - {*ranks}):
         return None
     known = all(case.run.by_rank[number].details.get("stopped") for number in ranks)
-    who = rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)
-    be = "is" if len(ranks) == 1 else "are"
-    state = "stopped by a signal" if known else "dead, gone or stopped (no heartbeat for seconds)"
     waiting = tuple(sorted({one.rank for one in own}))
     comm = own[0].pair.comm
     return Finding(
         kind="not_joined" if known else "dead_rank",
-        summary=(
-            f"{sentence(who)} {be} {state}; {ranks_text(waiting)} {verb(waiting, 'wait')} for "
-            f"{'its' if len(ranks) == 1 else 'their'} half of transfers on {comm_text(comm)}."
-        ),
+        summary=wording.stopped(case.run, comm, ranks, waiting, known=known),
         comm=comm,
         seq=None,  # transfers are not collectives, and are numbered separately
         diverging_ranks=ranks,
@@ -48,14 +42,10 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         role="cause",
         analyzer=analyzer,
         evidence=tuple(
-            Fact.of_call(
-                f"rank {one.rank} is in {call_text(one.call)}, transfer {one.number} between it "
-                f"and rank {one.peer}, which has posted no other half",
-                [one.rank],
-            )
+            Fact.of_call(wording.lacks_half(one.rank, one.call, one.number, one.peer), [one.rank])
             for one in own
         ),
-        inferred=("ranks that wait for a rank which waits itself are held up by this one",),
+        inferred=(wording.HELD_UP,),
     )
 
 
@@ -84,7 +74,7 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
             return None
         behind = () if is_inside else case.waits.ends.get(end, ())
         if len({*awaited[end], *behind}) > 1:
-            return end, "it waits in no transfer itself"
+            return end, wording.WAITS_IN_NONE
         return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
     if ends:
         return None
@@ -93,11 +83,7 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
         others = {count for other, count in reached.items() if other != rank}
         if len(reached) > 2 and len(others) == 1 and reached[rank] not in others:
             (common,) = others
-            side = "fewer" if reached[rank] < common else "more"
-            return rank, (
-                f"it has posted up to transfer {reached[rank]} with its neighbours, {side} than "
-                f"all others, which have reached {common}"
-            )
+            return rank, wording.differs_in_number(reached[rank], common)
     return None
 
 
@@ -109,10 +95,7 @@ def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None
     others = [count for count in reached.values() if count]
     if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
         return None
-    return rank, (
-        f"it has posted {min(len(pair.sends), len(pair.receives))} of them, and all others have "
-        f"reached transfer {theirs} with their neighbours"
-    )
+    return rank, wording.short_of(min(len(pair.sends), len(pair.receives)), theirs)
 
 
 def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:

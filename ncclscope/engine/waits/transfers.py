@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from ncclscope.engine.damaged import has_damaged_transfers
 from ncclscope.engine.waits.completion import first_pending
-from ncclscope.engine.waits.endings import End, ended_by, ended_by_peers, failed, timed_out
+from ncclscope.engine.waits.endings import ended_by, ended_by_peers, failed, timed_out
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
+from ncclscope.wording.ends import End
 from ncclscope.wording.names import ranks_text
+from ncclscope.wording.p2p import Stuck
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
@@ -340,27 +342,27 @@ def proof_of(
         awaited: By rank, the peers for which each rank waits.
     """
     if ended_by(call, rank, timed_out) and not failed(peer):
-        return f"its timeout ended rank {rank.rank}"
+        return Stuck.TIMEOUT_ENDED.of(rank.rank)
     ended = case.how_it_ended(peer)
     if ended is not None and ended.code is End.EXITED and _waited_on(case, rank, call):
-        return f"rank {peer.rank} ended normally without its half"
+        return Stuck.ENDED_WITHOUT.of(peer.rank)
     if case.how_it_ended(rank) is not None or ended is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):
-        return f"rank {rank.rank} did not complete it within its timeout"
+        return Stuck.GAVE_UP.of(rank.rank)
     if not case.timeless:
         # A process that is stopped has no heartbeat, and has waited for as long as its peer.
         ends = (rank,) if is_stopped(case, peer) and not is_stopped(case, rank) else (rank, peer)
         seconds = _common_quiet(case, ends)
         both = ranks_text((rank.rank, peer.rank))
-        return None if seconds is None else f"{both} have made no call for {seconds:.0f} s"
+        return None if seconds is None else Stuck.QUIET.of(both, seconds)
     if any(other.details.get("timed_out") for other in case.run.ranks):
-        return "the dumps were written when a call timed out"
+        return str(Stuck.DUMPED_AT_TIMEOUT)
     fresh = not all(other.details.get("dumped", True) for other in (rank, peer))
     if case.all_quiet:
-        return "all dumps were written long after the last call"
+        return str(Stuck.ALL_QUIET)
     if not fresh and awaited.get(rank.rank) == (peer.rank,) and _leads(awaited, peer, rank):
-        return f"rank {peer.rank} waits for rank {rank.rank} itself, in another call"
+        return Stuck.WAITS_FOR_IT.of(peer.rank, rank.rank)
     return None
 
 

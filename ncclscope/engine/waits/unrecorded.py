@@ -16,15 +16,11 @@ from ncclscope.engine.processes.positions import Position, is_inside_unrecorded
 from ncclscope.engine.waits.endings import failed, status_of
 from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.wording import ends
+from ncclscope.wording import unrecorded as wording
+from ncclscope.wording.names import rank_text, ranks_text
+from ncclscope.wording.unrecorded import Unrecorded
+from ncclscope.wording.waits import posted_alone
 
 ANALYZER = "decision"
 
@@ -35,7 +31,6 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 """Errors of a process that ends because a peer is gone."""
-_SHOWN = 120
 
 
 def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
@@ -60,35 +55,24 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
     where = hidden[0].text
     ended = tuple(sorted(one.rank for one in rest if one.state == "ended"))
     others = tuple(sorted(one.rank for one in rest if one.state != "ended"))
-    evidence = (
-        f"{ranks_text(waiting)} {'has' if len(waiting) == 1 else 'have'} been in {where} for "
-        f"{seconds:.0f} s; no call was recorded since",
-    )
+    evidence = (wording.been_in(waiting, where, seconds),)
     base = Finding(
         kind="stalled",
-        summary=(
-            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
-            f"{seconds:.0f} s. Its collectives are not recorded, so it is unknown which rank left "
-            f"the common sequence."
-        ),
+        summary=wording.wait_in(waiting, where, seconds),
         candidate_ranks=tuple(sorted(positions)),
         confidence="ambiguous",
         role="cause",
         analyzer=ANALYZER,
         evidence=evidence,
-        inferred=("they wait in a collective that no probe records",),
+        inferred=(str(Unrecorded.WAITS),),
     )
     if ended:
         is_few = len(ended) < len(waiting)
         yield replace(
             base.naming(ended) if is_few else base.undecided(sorted(positions)),
             kind="dead_rank",
-            summary=(
-                f"{sentence(_who(case, ended))} {'has' if len(ended) == 1 else 'have'} ended, and "
-                f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where} for {seconds:.0f} s, "
-                f"whose collectives are not recorded."
-            ),
-            evidence=(*evidence, *(f"rank {rank}: the process has ended" for rank in ended)),
+            summary=wording.wait_for_ended(case.run, ended, waiting, where, seconds),
+            evidence=(*evidence, *(ends.HAS_ENDED.format(rank) for rank in ended)),
         )
     elif others and len(others) != len(waiting):
         few = min(others, waiting, key=len)
@@ -96,11 +80,7 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         yield replace(
             base.naming(few),
             kind=kind,
-            summary=(
-                f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
-                f"{seconds:.0f} s, and {ranks_text(others)} {'is' if len(others) == 1 else 'are'} "
-                f"elsewhere: {ranks_text(few)} left the common sequence."
-            ),
+            summary=wording.wait_in(waiting, where, seconds, others),
         )
     else:
         yield base
@@ -127,33 +107,23 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         return  # a signal may have killed them all
     if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
         return
-    where = (
-        f"call {pending_calls[0].call.seq} on {comm_text(comm)}, {call_text(pending_calls[0].call)}"
-    )
+    call = pending_calls[0].call
     yield Finding(
         kind="not_joined",
-        summary=(
-            f"{sentence(ranks_text(failed))} posted {where}"
-            f"{site_text(pending_calls[0].call)}, and ended "
-            f"in it; {_who(case, absent)} {verb(absent, 'wait')} in {inside[0].text}, which is not "
-            f"recorded."
-        ),
+        summary=ends.ended_in_call(case.run, comm, call, failed, absent, inside[0].text),
         comm=comm,
-        seq=pending_calls[0].call.seq,
+        seq=call.seq,
         diverging_ranks=absent,
-        peers=pending_calls[0].call,
+        peers=call,
         confidence="likely",
         role="cause",
         analyzer=ANALYZER,
         evidence=(
-            f"{ranks_text(failed)} posted {where}, and {ranks_text(absent)} did not",
+            posted_alone(comm, call, failed, absent),
             *(f"rank {rank.rank} {_ending(rank)}" for rank in ranks),
             *(f"rank {one.rank} is in {one.text}" for one in inside),
         ),
-        inferred=(
-            f"{ranks_text(absent)} left the common sequence, not all the others: their call was "
-            f"matched with a collective that is not recorded",
-        ),
+        inferred=(Unrecorded.LEFT.of(ranks_text(absent)),),
     )
 
 
@@ -184,26 +154,19 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         if alone and hidden and set(case.waits.pending_calls) == set(first):
             yield _alone_in_a_call(case, first, hidden, errors)
         return
-    ends = (f"{rank_text(case.run, rank)} {_ending(case.run.by_rank[rank])}" for rank in first[:4])
-    how = "; ".join(ends)
+    how = [f"{rank_text(case.run, n)} {_ending(case.run.by_rank[n])}" for n in first[:4]]
     last = [case.run.by_rank[rank].last_call(transfers=True) for rank in lost]
     inside = any(call is not None and call.state is not State.COMPLETED for call in last)
     yield Finding(
         kind="dead_rank",
-        summary=(
-            f"{sentence(how)}; {ranks_text(lost)} then lost the connection "
-            f"({errors[lost[0]][:_SHOWN]})."
-            if first
-            else f"{sentence(ranks_text(lost))} ended with lost connections, and no record shows "
-            f"which rank ended first."
-        ),
+        summary=ends.lost_connection(lost, errors[lost[0]], how),
         diverging_ranks=first if blames else (),
         candidate_ranks=() if blames else candidates,
         confidence="likely" if blames else "ambiguous",
         role="cause",
         analyzer=ANALYZER,
-        evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
-        inferred=() if inside else ("the connection was lost in a call that is not recorded",),
+        evidence=tuple(ends.ended_with(rank, text) for rank, text in errors.items()),
+        inferred=() if inside else (str(Unrecorded.LOST),),
     )
 
 
@@ -238,29 +201,22 @@ def _alone_in_a_call(
     case: Case, alone: tuple[int, ...], hidden: Sequence[int], errors: Mapping[int, str]
 ) -> Finding:
     pending = case.waits.pending_calls[alone[0]]
-    where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
+    comm, call = pending.comm, pending.call
     return Finding(
         kind="extra_call",
-        summary=(
-            f"{sentence(_who(case, alone))} alone posted {where}"
-            f"{site_text(pending.call)}, and ended "
-            f"in it; the others then lost the connection."
-        ),
-        comm=pending.comm,
-        seq=pending.call.seq,
+        summary=ends.ended_alone_in_call(case.run, comm, call, alone),
+        comm=comm,
+        seq=call.seq,
         diverging_ranks=alone,
-        odd=pending.call,
+        odd=call,
         confidence="likely",
         role="cause",
         analyzer=ANALYZER,
         evidence=(
-            f"{ranks_text(alone)} posted {where}, and its peers did not",
-            *(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in sorted(errors.items())),
+            posted_alone(comm, call, alone),
+            *(ends.ended_with(rank, text) for rank, text in sorted(errors.items())),
         ),
-        inferred=(
-            f"it was matched with an unrecorded collective of {ranks_text(hidden)}, and the "
-            f"library ended the process because of it",
-        ),
+        inferred=(Unrecorded.ABORTED.of(ranks_text(hidden)),),
         extent=1,
     )
 
@@ -269,10 +225,8 @@ def _error(rank: Rank) -> str:
     return printable(str(rank.details.get("ended_with") or ""))
 
 
-def _ending(rank: Rank) -> str:
-    if error := _error(rank):
-        return f"ended with {error[:_SHOWN].rstrip(': ')}"
-    return "ended normally" if rank.exited else "ended"
+def _ending(rank: Rank) -> ends.Ended:
+    return ends.Ended(_error(rank), rank.exited)
 
 
 def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:
@@ -280,7 +234,3 @@ def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:
     return seconds is not None and seconds >= (
         case.live_stall_seconds if rank.alive else case.stall_seconds
     )
-
-
-def _who(case: Case, ranks: Sequence[int]) -> str:
-    return rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)

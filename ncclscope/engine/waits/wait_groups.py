@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ncclscope.engine.waits.waits import PendingCall, Waits
 from ncclscope.model import Call, Communicator, Finding, Run
+from ncclscope.wording.waits import Place
 
 MOST_PLACES = 20
 """Nodes beyond which groups are merged further, by the kind of their communicator."""
@@ -191,11 +192,11 @@ def _place(
     known = run.by_rank.get(ranks[0])
     note = ""
     if known is None:
-        note = "not recorded" if ranks[0] in run.unrecorded else "left no record"
+        note = str(Place.NOT_RECORDED if ranks[0] in run.unrecorded else Place.NO_RECORD)
     elif known.exited:
-        note = "exited normally"
+        note = str(Place.EXITED)
     elif head is None:
-        note = "in no recorded call"
+        note = str(Place.NO_CALL)
     return WaitGroup(
         ranks=tuple(ranks),
         call=head,

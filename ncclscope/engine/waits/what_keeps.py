@@ -9,6 +9,7 @@ from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import doing, raised
 from ncclscope.engine.waits.open_transfers import is_in_transfer
 from ncclscope.model import Rank
+from ncclscope.wording.waits import Keeps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
 
 def what_keeps(case: Case, rank: Rank) -> str:
     """Return what keeps a rank from a call, to follow its name."""
+    return str(_what_keeps(case, rank))
+
+
+def _what_keeps(case: Case, rank: Rank) -> Keeps:
     if rank.details.get("stopped"):
-        return "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
+        return Keeps.STOPPED
     if case.waits.is_outside(rank.rank):
-        return "is blocked on its device by work that is not a recorded call"
+        return Keeps.DEVICE
     if rank.rank in case.waits.pending_calls:
-        return "waits in that call for the others"
+        return Keeps.OTHERS
     if is_idle(rank):
-        return "waits for a request from its engine"
+        return Keeps.IDLE
     if doing(rank) is not None or raised(case, rank) is not None:
-        if rank.alive is False:
-            return "had not come to the call when it ended: its note says what kept it"
-        return "may still come to the call: its note says what keeps it"
+        return Keeps.KEPT if rank.alive is False else Keeps.NOTED
     if is_in_transfer(rank):
-        return "waits for the other side of its last call, or is busy after it"
-    if is_seen_at_work(case.run, rank.rank):
-        return "is late, or in an endless loop"
-    return "is busy or stuck outside of any recorded call"
+        return Keeps.TRANSFER
+    return Keeps.LATE if is_seen_at_work(case.run, rank.rank) else Keeps.UNKNOWN
 
 
 def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:

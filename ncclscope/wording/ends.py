@@ -1,0 +1,153 @@
+"""How processes end, and what the end of a process does to its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import shorten
+
+from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model.activities import RAISED
+from ncclscope.untrusted import printable
+from ncclscope.wording.names import (
+    call_on,
+    call_text,
+    comm_text,
+    ranks_text,
+    sentence,
+    site_text,
+    verb,
+    who_text,
+)
+from ncclscope.wording.phrase import Phrase
+
+_LONGEST = 240
+_ERROR_SHOWN = 120
+"""Characters of an exception's text that are shown."""
+
+
+class End(Phrase):
+    """How a process ended, or what shows that it did; the value is its wording."""
+
+    WITH = "it ended with {}"
+    RAISED = "it exited after it raised {}"
+    EXITED = "it exited normally"
+    GONE = "its process is gone"
+    NOT_NOTED = "its process is gone, and recorded no end"
+    HEARTBEAT = "its heartbeat ends {:.0f} s before its peers'"
+    NO_RECORD = "it left no record"
+    NO_DUMP = "it left no dump"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a process.
+
+    Attributes:
+        code: How it ended.
+        detail: The exception or exit status, or the seconds for which its peers lived on.
+    """
+
+    code: End
+    detail: str | float = ""
+
+    def __str__(self) -> str:
+        return self.code.of(self.detail)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, to follow its name.
+
+    Attributes:
+        error: The exception or status with which it ended; empty without one.
+        exited: Whether it exited by itself.
+    """
+
+    error: str = ""
+    exited: bool = False
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"ended with {self.error[:_ERROR_SHOWN].rstrip(': ')}"
+        return "ended normally" if self.exited else "ended"
+
+
+HAS_ENDED = "rank {}: the process has ended"
+FROM_LINE = "the exception comes from the line that made the call"
+
+
+def failed_in_call(
+    comm: Communicator, call: Call, failing: Sequence[int], errors: Sequence[str], *, past: bool
+) -> str:
+    """Say that ranks failed in a call in which the other members wait, or in a later one."""
+    others = [number for number in comm.ranks if number not in failing]
+    how = shorten("; ".join(dict.fromkeys(errors)), _LONGEST, placeholder=" ...")
+    return (
+        f"{sentence(ranks_text(failing))} failed in {call_on(comm, call)} ({printable(how)}), in "
+        f"which {ranks_text(others)} {verb(others, 'wait')}{', or in a later one' if past else ''}."
+    )
+
+
+def posted_by_all(comm: Communicator, call: Call) -> str:
+    """Say that all members have posted a call, which is not known to have completed."""
+    return (
+        f"{ranks_text(comm.ranks)} posted {call_on(comm, call)}; it is not known to have completed "
+        f"anywhere"
+    )
+
+
+def raised(rank: Rank) -> str:
+    """Return ``rank 3 raised ValueError at train.py:12 step``."""
+    noted = rank.activities.get(RAISED)
+    return f"rank {rank.rank} raised {printable((noted and noted.detail) or '')[:_LONGEST]}"
+
+
+def given_up(
+    comm: Communicator | None, seq: int | None, call: Call | None, rank: int, waiting: Sequence[int]
+) -> str:
+    """Say that ranks gave a call up that one rank never joined, and that all went on."""
+    where = "" if comm is None else f" on {comm_text(comm)}"
+    return (
+        f"Rank {rank} never joined call {seq}{where}, {call_text(call)}; {ranks_text(waiting)} "
+        f"gave it up. All of them went on, and exited normally."
+    )
+
+
+def saw_worker_end(engine: str, pid: int | None, detail: str) -> str:
+    """Say that an engine saw its worker end."""
+    return f"engine {engine} (pid {pid}) saw its worker end: {printable(detail)}"
+
+
+def ended_in_call(
+    run: Run, comm: Communicator, call: Call, failed: Sequence[int], absent: Sequence[int], at: str
+) -> str:
+    """Say that ranks ended in a call while others wait in code that is not recorded."""
+    return (
+        f"{sentence(ranks_text(failed))} posted {call_on(comm, call)}{site_text(call)}, and ended "
+        f"in it; {who_text(run, absent)} {verb(absent, 'wait')} in {at}, which is not recorded."
+    )
+
+
+def ended_alone_in_call(run: Run, comm: Communicator, call: Call, alone: Sequence[int]) -> str:
+    """Say that ranks alone posted a call, and that peers lost the connection to them."""
+    return (
+        f"{sentence(who_text(run, alone))} alone posted {call_on(comm, call)}{site_text(call)}, "
+        f"and ended in it; the others then lost the connection."
+    )
+
+
+def lost_connection(lost: Sequence[int], error: str, ends: Sequence[str]) -> str:
+    """Say how the first ranks ended, and that others then lost the connection to them."""
+    if not ends:
+        return (
+            f"{sentence(ranks_text(lost))} ended with lost connections, and no record shows "
+            f"which rank ended first."
+        )
+    how = sentence("; ".join(ends))
+    return f"{how}; {ranks_text(lost)} then lost the connection ({error[:_ERROR_SHOWN]})."
+
+
+def ended_with(rank: int, error: str) -> str:
+    """Return ``rank 3 ended with RuntimeError: ...``."""
+    return f"rank {rank} ended with {error[:_ERROR_SHOWN]}"

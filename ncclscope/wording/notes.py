@@ -1,0 +1,77 @@
+"""What processes noted that they do besides their calls."""
+
+from __future__ import annotations
+
+from ncclscope.model import Activity, Communicator, Rank
+from ncclscope.model.activities import COMM_INIT, INIT, STORE_SET, STORE_WAIT
+from ncclscope.untrusted import printable
+from ncclscope.wording.names import comm_text, plural
+
+SHOWN = 160
+"""Characters of a note that are shown."""
+CONNECTING = {"connect": "to connect to", "serve": "for its peers, as the server of"}
+"""What a process does at a store without a key, by its method."""
+
+
+def activity_text(activity: Activity) -> str:
+    """Return what an activity is, to follow "in": ``torch.compile of step (train.py:33)``."""
+    detail = printable(activity.detail or "")[:SHOWN]
+    if activity.name == STORE_WAIT:
+        method, _, key = detail.partition(" ")
+        if method in CONNECTING:
+            return f"{CONNECTING[method]} the store at {key}"
+        return f"at the store for key '{key}' ({method})" if key else f"at the store, in {method}"
+    if activity.name == INIT:
+        return f"init_process_group ({detail})" if detail else "init_process_group"
+    if activity.name == COMM_INIT:
+        size = f" of {plural(activity.number, 'rank')}" if activity.number else ""
+        return f"ncclCommInitRank{size}"
+    return detail or activity.name
+
+
+def lasted(activity: Activity, seconds: float) -> str:
+    """Return ``has been in torch.compile of step ... for 84 s``; ``was in`` if it is over."""
+    over, waits = activity.until_ns is not None, activity.name == STORE_WAIT
+    did = ("waited" if waits else "was in") if over else f"has {'waited' if waits else 'been in'}"
+    return f"{did} {activity_text(activity)} for {seconds:.0f} s"
+
+
+def last_key(rank: Rank) -> str:
+    """Say which key a process set last at a store; empty if it set none."""
+    own = rank.activities.get(STORE_SET)
+    if own is None or not own.detail:
+        return ""
+    return f"the last key that rank {rank.rank} set is '{printable(own.detail)[:SHOWN]}'"
+
+
+def raised_before(
+    rank: Rank, what: str, seconds: float, *, posted: bool, thread: bool | None
+) -> str:
+    """Say what a process raised, and how long before its last heartbeat.
+
+    Args:
+        rank: The process.
+        what: The exception, and its line.
+        seconds: How long before the last heartbeat.
+        posted: Whether it posted calls since.
+        thread: Whether the exception ended a thread alone; None where it ended nothing.
+    """
+    text = f"rank {rank.rank} raised {what}, {seconds:.0f} s before its last heartbeat"
+    text += "" if posted else ", and posted nothing since"
+    return text if thread is None else f"{text}; it ended {'a thread' if thread else 'the process'}"
+
+
+def timeout_comes(comm: Communicator, seconds: float) -> str:
+    """Say in how many seconds torch gives up a pending call."""
+    return (
+        f"torch's timeout for calls on {comm_text(comm)} is {comm.timeout} s: it comes in "
+        f"{seconds:.0f} s"
+    )
+
+
+def timeout_of_wait(rank: Rank, limit: int, left: float | None) -> str:
+    """Say when the timeout of a wait ends it, in seconds from now; None for the past."""
+    text = f"rank {rank.rank}: its timeout of {limit} s"
+    if left is None:
+        return f"{text} ended the wait"
+    return f"{text} ends the wait {f'in {left:.0f} s' if left > 0 else 'now'}"

@@ -24,14 +24,9 @@ from ncclscope.engine.waits.passed_by import passed_by
 from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    ranks_text,
-    sentence,
-    verb,
-)
+from ncclscope.wording import verdicts as wording
+from ncclscope.wording.names import plural, ranks_text, sentence
+from ncclscope.wording.verdicts import Why, not_recorded
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",
@@ -49,10 +44,6 @@ ENDED_NOTICE_SECONDS = 0.5
 """The same for ranks whose processes have ended, which cannot be observed any longer."""
 
 _SHOWN = 3
-_AGREE = (
-    "All ranks agree in their recorded calls: on each communicator, all members posted the same "
-    "calls in the same order, as far as they have come."
-)
 
 
 @dataclass(frozen=True)
@@ -85,64 +76,37 @@ def judge_agreement(
         if findings := seen or waiting:  # others may wait for them
             return Agreement("unknown", f"{missing} {_summaries(findings)}")
         if not has_posted(run):
-            others = " The others have posted no call." if run.ranks else ""
-            return Agreement("unknown", f"{missing}{others}")
-        return Agreement("incomplete", f"{missing} The others agree as far as they go.")
+            return Agreement("unknown", Why.NONE_OF_OTHERS.of(missing) if run.ranks else missing)
+        return Agreement("incomplete", Why.OTHERS_AGREE.of(missing))
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):
-        return Agreement(
-            "incomplete",
-            f"Some records of {ranks_text(damaged)} are damaged and cannot be read. The others "
-            f"agree as far as they go.",
-        )
+        text = Why.DAMAGED.of(ranks_text(damaged))
+        return Agreement("incomplete", Why.OTHERS_AGREE.of(text))
     if lacking := sorted({number for _, ranks in unlogged_members(run) for number in ranks}):
         made = [one for one in (*case.survived, *case.differences) if one.comm.creates_groups]
-        rest = _differ(made[0]) if made else "The others agree as far as they go."
-        return Agreement(
-            "incomplete",
-            f"The records of {ranks_text(lacking)} lack a communicator on which their peers "
-            f"completed calls. {rest}",
-        )
+        text = Why.LACKING.of(ranks_text(lacking))
+        rest = f"{text} {_differ(made[0])}" if made else Why.OTHERS_AGREE.of(text)
+        return Agreement("incomplete", rest)
     if cut := sorted({number for _, ranks in cut_short(run) for number in ranks}):
-        return Agreement(
-            "incomplete",
-            f"The records of {ranks_text(cut)} lack the last calls that their peers completed. The "
-            f"others agree as far as they go.",
-        )
+        text = Why.CUT_SHORT.of(ranks_text(cut))
+        return Agreement("incomplete", Why.OTHERS_AGREE.of(text))
     if inside := [rank.rank for rank in run.ranks if _may_wait_for_unknown_ranks(rank)]:
-        return Agreement(
-            "unknown",
-            f"No dump shows how many ranks the job has: {plural(len(run.ranks), 'rank')} left one, "
-            f"and {ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have "
-            f"joined.",
-        )
+        return Agreement("unknown", wording.unsized(len(run.ranks), inside))
     if inside := _left_open(case):
-        return Agreement(
-            "unknown",
-            f"{sentence(ranks_text(inside))} {verb(inside, 'have')} calls that are not known to "
-            f"have completed, long after the last one. {_agree(case)}",
-        )
+        return Agreement("unknown", f"{wording.left_open(inside)} {_agree(case)}")
     if failure := failure_of(case):
         return Agreement("unknown", f"{failure} {_agree(case)}")
     if cut_off := [rank.rank for rank in run.ranks if ended_by_peers(rank)]:
-        return Agreement(
-            "unknown",
-            f"{sentence(ranks_text(cut_off))} ended by an error of a connection to a peer, and no "
-            f"record shows whose end was the first. {_agree(case)}",
-        )
+        text = Why.CUT_OFF.of(sentence(ranks_text(cut_off)))
+        return Agreement("unknown", f"{text} {_agree(case)}")
     if case.uncompared and not all(rank.exited for rank in run.ranks):
-        differ = _differ(case.uncompared[0])
-        return Agreement("unknown", f"{differ} Later calls there cannot be compared.")
+        return Agreement("unknown", Why.NOT_COMPARED.of(_differ(case.uncompared[0])))
     if passed := list(passed_by(case))[:_SHOWN]:
-        doubt = "A thread of it that is late looks the same."
-        return Agreement("unknown", f"Some ranks go on. {' '.join(passed)} {doubt}")
+        return Agreement("unknown", Why.GO_ON.of(" ".join(passed)))
     snapshot = run.snapshot
     if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
-        return Agreement(
-            "ok",
-            f"The job moves: {ranks_text(posted)} posted calls within the {snapshot.gap:.0f} s "
-            f"between two samples. {_agree(case)}",
-        )
+        text = Why.MOVES.of(ranks_text(posted), snapshot.gap)
+        return Agreement("ok", f"{text} {_agree(case)}")
     if late := waiting or seen:
         return Agreement("unknown", _summaries(late))
     if snapshot is not None:
@@ -162,12 +126,10 @@ def shortly_waiting(
         limit: Seconds of waiting from which on a wait is a hang.
         seconds: Seconds that the ranks have waited; None when not known.
     """
-    since = "" if seconds is None else f", for {seconds:.0f} s now"
+    clause = wording.too_short(seconds, limit)
     return [
         replace(
-            one.with_clause(f"{since}; a hang is reported from {limit:.0f} s on").undecided(
-                one.diverging_ranks or one.candidate_ranks
-            ),
+            one.with_clause(clause).undecided(one.diverging_ranks or one.candidate_ranks),
             role="latent",
         )
         for one in findings
@@ -191,24 +153,14 @@ def has_posted(run: Run) -> bool:
 def _agree(case: Case) -> str:
     if case.survived:
         first = case.survived[0]
-        return f"{_differ(first)} All other recorded calls agree, as far as the ranks have come."
+        return Why.ALL_OTHERS_AGREE.of(_differ(first))
     if not _calls(case.run) and (alone := [one for one in case.run.others if one.logs]):
-        who = "One process" if len(alone) == 1 else f"{len(alone)} processes"
-        return f"{who} recorded calls without a rank, on no communicator of another process."
-    return _AGREE if _calls(case.run) else "No collective was recorded."
+        return wording.without_a_rank(len(alone))
+    return str(Why.AGREE if _calls(case.run) else Why.NO_COLLECTIVE)
 
 
 def _differ(difference: Difference) -> str:
-    name = difference.comm.label or difference.comm.key[:12]
-    return f"On {name} the ranks differ in call {difference.seq} and completed calls after it."
-
-
-def _unseen(coverage: Coverage) -> str:
-    if coverage.complete:
-        return ""
-    more = len(coverage.unseen) - 2
-    listed = "; ".join(coverage.unseen[:2]) + (f"; and {more} more" if more > 0 else "")
-    return f" Not recorded: {listed}."
+    return Why.DIFFER.of(difference.comm.label or difference.comm.key[:12], difference.seq)
 
 
 def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
@@ -229,50 +181,28 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     if run.ranks and all(rank.exited for rank in run.ranks):
         return _past(case, coverage)
     if len(motions) == 1 and len(run.ranks) == 1 and not run.linked:
-        return Agreement(
-            "unknown", "There is only one process, and none to compare it with." + agree
-        )
+        return Agreement("unknown", f"{Why.ONE_PROCESS}{agree}")
     if lost := [number for number in ended if not _exited(run, number)]:
-        return Agreement(
-            "unknown",
-            f"{sentence(ranks_text(lost))} had ended when the processes were sampled, and no "
-            f"record shows how.{agree}",
-        )
+        return Agreement("unknown", Why.HAD_ENDED.of(sentence(ranks_text(lost))) + agree)
     if unfed := [number for number in resting if number in motions and motions[number].is_unfed]:
-        return Agreement(
-            "unknown",
-            f"{sentence(ranks_text(unfed))} {verb(unfed, 'wait')} in a queue of "
-            f"{'its' if len(unfed) == 1 else 'their'} own process, in which no other Python thread "
-            f"runs that could fill it.{agree}",
-        )
+        return Agreement("unknown", wording.unfed(unfed) + agree)
     if held := held_engines(snapshot, is_idle=len(resting) == len(motions)):
-        wait = " Its workers wait for work." if len(resting) == len(motions) else ""
-        return Agreement("unknown", f"{held}{wait}{agree}")
+        text = Why.WORKERS_WAIT.of(held) if len(resting) == len(motions) else held
+        return Agreement("unknown", text + agree)
     if len(resting) == len(motions):
         if silent := _silent(case, motions):
-            return Agreement(
-                "unknown",
-                f"All ranks wait for input and have posted no call for {silent:.0f} s: a server "
-                f"without requests looks the same.{agree}",
-            )
+            return Agreement("unknown", Why.SILENT.of(silent) + agree)
         gone = [number for number in resting if _exited(run, number)]
-        who = "All other ranks" if gone else "All ranks"
-        end = f"{sentence(ranks_text(gone))} exited. " if gone else ""
-        return Agreement("ok", f"{end}{who} wait for work, none for another rank.{agree}")
+        text = Why.OTHERS_WAIT.of(sentence(ranks_text(gone))) if gone else str(Why.ALL_WAIT)
+        return Agreement("ok", text + agree)
     if len({*moving, *resting}) == len(motions):
-        return Agreement("ok", f"All ranks move. None differs from the others.{agree}")
+        return Agreement("ok", f"{Why.ALL_MOVE}{agree}")
     if len(moving) * 2 > len(motions):
-        return Agreement(
-            "ok",
-            f"{len(moving)} of {plural(len(motions), 'rank')} move. No rank appears to be "
-            f"stuck.{agree}",
-        )
+        most = Why.MOST_MOVE.of(len(moving), plural(len(motions), "rank"))
+        return Agreement("ok", most + agree)
     still = [rank for rank in motions if rank not in moving and rank not in resting]
-    return Agreement(
-        "unknown",
-        f"{sentence(ranks_text(still))} did not move for {snapshot.gap:.0f} s, and no data source "
-        f"shows why.{agree}{_unseen(coverage)}",
-    )
+    text = Why.STILL.of(sentence(ranks_text(still)), snapshot.gap)
+    return Agreement("unknown", f"{text}{agree}{not_recorded(coverage.unseen)}")
 
 
 def _silent(case: Case, motions: Mapping[int, Motion]) -> float:
@@ -336,19 +266,16 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
     living = [rank for rank in run.ranks if rank.alive]
     awake = [rank for rank in living if not is_idle(rank)]
     if not awake:
-        return Agreement("ok", f"All ranks wait for work, none for another rank. {_agree(case)}")
+        return Agreement("ok", f"{Why.ALL_WAIT} {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
+    unseen = not_recorded(coverage.unseen)
     if not has_posted(run):
-        return Agreement("unknown", f"No rank has posted a call yet.{_unseen(coverage)}")
+        return Agreement("unknown", f"{Why.NONE_YET}{unseen}")
     if quiet and min(quiet) < case.live_stall_seconds:
         return Agreement("ok", _agree(case))
     if not quiet:
-        return Agreement("ok" if coverage.complete else "unknown", _agree(case) + _unseen(coverage))
-    return Agreement(
-        "unknown",
-        f"No rank has posted a call for {min(quiet):.0f} s, and the records do not show whether "
-        f"the job is idle or hangs. {_agree(case)}{_unseen(coverage)}",
-    )
+        return Agreement("ok" if coverage.complete else "unknown", _agree(case) + unseen)
+    return Agreement("unknown", f"{Why.QUIET.of(min(quiet))} {_agree(case)}{unseen}")
 
 
 def _still_seconds(case: Case, rank: Rank) -> float | None:
@@ -374,34 +301,24 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     if all(rank.exited for rank in run.ranks):
         failures = failures_of(run.ranks)
         if not failures and (caught := _caught(run)):
-            return Agreement("unknown", f"{caught} All processes exited normally. {_agree(case)}")
+            return Agreement("unknown", f"{caught} {Why.EXITED} {_agree(case)}")
         if not failures:
-            return Agreement("ok", f"All processes exited normally. {_agree(case)}")
+            return Agreement("ok", f"{Why.EXITED} {_agree(case)}")
         ended = [rank for rank in run.ranks if rank.details.get("ended_with")]
         stopped = _calls(run) and all(map(was_interrupted, ended))
         return Agreement("ok" if stopped else "unknown", f"{failures} {_agree(case)}")
     if not coverage.complete:
-        return Agreement(
-            "unknown",
-            f"{_agree(case)} But not all calls of the job are recorded.{_unseen(coverage)}",
-        )
+        partly = Why.PARTLY.of(_agree(case))
+        return Agreement("unknown", partly + not_recorded(coverage.unseen))
     if not has_posted(run):
-        return Agreement("unknown", "No call was recorded, and no record shows how the job ended.")
+        return Agreement("unknown", str(Why.NO_CALL))
     awake = [rank for rank in run.ranks if not (rank.exited or is_idle(rank))]
     quiet = [case.quiet_seconds(rank) for rank in awake if rank.last_call(transfers=True)]
     known = [seconds for seconds in quiet if seconds is not None]
     if len(known) == len(quiet) and min(known, default=0.0) >= case.live_stall_seconds:
-        return Agreement(
-            "unknown",
-            f"No rank had posted a call for {min(known):.0f} s when the processes ended, and the "
-            f"records do not show whether the job was idle or hung. {_agree(case)}",
-        )
+        return Agreement("unknown", f"{Why.WAS_QUIET.of(min(known))} {_agree(case)}")
     if gone := _gone_before(case, awake):
-        return Agreement(
-            "unknown",
-            f"{sentence(ranks_text(gone))} {'is' if len(gone) == 1 else 'are'} gone without a "
-            f"recorded end, seconds before other ranks. {_agree(case)}",
-        )
+        return Agreement("unknown", f"{wording.gone_early(gone)} {_agree(case)}")
     if waiting := _long_waits(case):
         return Agreement("unknown", f"{waiting} {_agree(case)}")
     return Agreement("ok", _agree(case))
@@ -425,10 +342,7 @@ def _long_waits(case: Case) -> str:
     awaited = {rank for n in waiting for wait in graph.waiting[n] for rank in wait.awaited}
     missed = sorted(graph.sinks & awaited)
     shortest = min(quiet[number] or 0.0 for number in waiting)
-    return (
-        f"{sentence(ranks_text(waiting))} had waited for {shortest:.0f} s when the processes ended"
-        f"{f', for {ranks_text(missed)}' if missed else ''}."
-    )
+    return wording.had_waited(waiting, shortest, missed)
 
 
 def _caught(run: Run) -> str:
@@ -442,11 +356,7 @@ def _caught(run: Run) -> str:
     if not found:
         return ""
     call = next(iter(found.values()))
-    where = comm_text(run.communicators[call.comm])
-    return (
-        f"{sentence(ranks_text([*found]))} raised in call {call.seq} on {where}, "
-        f"{call_text(call)}, which did not complete."
-    )
+    return wording.raised_in_call([*found], run.communicators[call.comm], call)
 
 
 def _gone_before(case: Case, ranks: Sequence[Rank]) -> list[int]:

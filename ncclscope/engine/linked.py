@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.untrusted import printable, text
+from ncclscope.wording.verdicts import Why
 
 _MOST_PIDS = 8
 
@@ -34,7 +35,7 @@ def engine_of(run: Run) -> str:
 def job_name(run: Run) -> str:
     """Return the name of a linked job: ``Engine decode-0``; empty if it has none."""
     if run.started_by is not None:
-        return f"Job started by rank {run.started_by}"
+        return Why.STARTED_BY.of(run.started_by)
     if run.beside:
         return f"Job of {pids_of(run)}"
     name = engine_of(run)

@@ -46,6 +46,7 @@ from ncclscope.model.frames import html_table
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.progress import steps
 from ncclscope.untrusted import printable
+from ncclscope.wording.verdicts import Why
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -246,7 +247,7 @@ def headline(causes: Sequence[Finding]) -> str:
         return shown[0].summary
     texts = [f"{len(shown)} causes.", *(one.summary for one in shown[:_SHOWN])]
     if (more := len(shown) - _SHOWN) > 0:
-        texts.append(f"And {more} more.")
+        texts.append(Why.MORE.of(more))
     return " ".join(texts)
 
 
@@ -307,9 +308,9 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
     for other in troubled:
         inside = other.run.started_by is not None
         if other.run.beside and own.cause is None:
-            return _of_another(own, other, f"a job of {pids_of(own.run)} ran at the same time")
+            return _of_another(own, other, Why.AT_THE_SAME_TIME.of(pids_of(own.run)))
         if inside and (own.cause is None or keeps_its_starter(other.run, own.cause)):
-            starter = f"rank {other.run.started_by} of another job started these ranks"
+            starter = Why.STARTED_THESE.of(other.run.started_by)
             return _of_another(own, other, starter)
     stalled = own.cause is not None and own.cause.transfer is not None
     if troubled and (own.cause is None or stalled):
@@ -327,7 +328,7 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
         )
     for other in troubled:
         if other.run.beside:
-            note = f"another job ran at the same time: {_of_job(other)}{other.summary}"
+            note = Why.ANOTHER_JOB.of(f"{_of_job(other)}{other.summary}")
             own = replace(own, run=replace(own.run, notes=(*own.run.notes, note)))
     if own.cause is not None:
         return replace(own, linked=tuple(others))
@@ -384,7 +385,7 @@ def _diagnose(
         agreement = judge_agreement(case, nearly, seen, coverage)
         hidden = [one for one in found if hides_damage(one)]
         if hidden and agreement.status == "ok":
-            agreement = Agreement("incomplete", f"{hidden[0].summary} The others agree.")
+            agreement = Agreement("incomplete", Why.OTHERS_AGREE_IN_IT.of(hidden[0].summary))
     else:
         more = *describe_device(run, cause), *describe_steps(run, cause)
         described = replace(cause, evidence=(*cause.evidence, *more))
@@ -432,8 +433,7 @@ def _from_dumps(
     found = diagnose(run.dumped, analyzers=analyzers)
     if found.cause is None:
         return []
-    origin = "source: Flight Recorder dumps, which hold calls that no probe recorded"
-    first = replace(found.cause, evidence=(*found.cause.evidence, origin))
+    first = replace(found.cause, evidence=(*found.cause.evidence, str(Why.FROM_DUMPS)))
     return [first, *found.findings[1:]]
 
 

@@ -1,0 +1,139 @@
+"""Verdicts on runs without a cause, and on several jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclscope.model import Call, Communicator
+from ncclscope.wording.names import (
+    be,
+    call_on,
+    its,
+    plural,
+    ranks_text,
+    sentence,
+    verb,
+)
+from ncclscope.wording.phrase import Phrase
+
+
+class Why(Phrase):
+    """Why a run without a cause is ``ok``, ``incomplete`` or ``unknown``."""
+
+    AGREE = (
+        "All ranks agree in their recorded calls: on each communicator, all members posted the "
+        "same calls in the same order, as far as they have come."
+    )
+    ALL_OTHERS_AGREE = "{} All other recorded calls agree, as far as the ranks have come."
+    OTHERS_AGREE = "{} The others agree as far as they go."
+    OTHERS_AGREE_IN_IT = "{} The others agree."
+    NONE_OF_OTHERS = "{} The others have posted no call."
+    NO_COLLECTIVE = "No collective was recorded."
+    DIFFER = "On {} the ranks differ in call {} and completed calls after it."
+    NOT_COMPARED = "{} Later calls there cannot be compared."
+    DAMAGED = "Some records of {} are damaged and cannot be read."
+    LACKING = "The records of {} lack a communicator on which their peers completed calls."
+    CUT_SHORT = "The records of {} lack the last calls that their peers completed."
+    CUT_OFF = (
+        "{} ended by an error of a connection to a peer, and no record shows whose end was the "
+        "first."
+    )
+    GO_ON = "Some ranks go on. {} A thread of it that is late looks the same."
+    MOVES = "The job moves: {} posted calls within the {:.0f} s between two samples."
+    ONE_PROCESS = "There is only one process, and none to compare it with."
+    HAD_ENDED = "{} had ended when the processes were sampled, and no record shows how."
+    WORKERS_WAIT = "{} Its workers wait for work."
+    SILENT = (
+        "All ranks wait for input and have posted no call for {:.0f} s: a server without requests "
+        "looks the same."
+    )
+    ALL_WAIT = "All ranks wait for work, none for another rank."
+    OTHERS_WAIT = "{} exited. All other ranks wait for work, none for another rank."
+    ALL_MOVE = "All ranks move. None differs from the others."
+    MOST_MOVE = "{} of {} move. No rank appears to be stuck."
+    STILL = "{} did not move for {:.0f} s, and no data source shows why."
+    NONE_YET = "No rank has posted a call yet."
+    QUIET = (
+        "No rank has posted a call for {:.0f} s, and the records do not show whether the job is "
+        "idle or hangs."
+    )
+    WAS_QUIET = (
+        "No rank had posted a call for {:.0f} s when the processes ended, and the records do not "
+        "show whether the job was idle or hung."
+    )
+    EXITED = "All processes exited normally."
+    PARTLY = "{} But not all calls of the job are recorded."
+    NO_CALL = "No call was recorded, and no record shows how the job ended."
+    MORE = "And {} more."
+    FROM_DUMPS = "source: Flight Recorder dumps, which hold calls that no probe recorded"
+    AT_THE_SAME_TIME = "a job of {} ran at the same time"
+    STARTED_THESE = "rank {} of another job started these ranks"
+    ANOTHER_JOB = "another job ran at the same time: {}"
+    STARTED_BY = "Job started by rank {}"
+
+
+def without_a_rank(processes: int) -> str:
+    """Say that processes recorded calls, but have no rank."""
+    who = "One process" if processes == 1 else f"{processes} processes"
+    return f"{who} recorded calls without a rank, on no communicator of another process."
+
+
+def unsized(dumps: int, inside: Sequence[int]) -> str:
+    """Say that dumps leave open how many ranks there are, and that some wait."""
+    return (
+        f"No dump shows how many ranks the job has: {plural(dumps, 'rank')} left one, and "
+        f"{ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have joined."
+    )
+
+
+def left_open(inside: Sequence[int]) -> str:
+    """Say that calls of ranks are not known to have completed long after them."""
+    return (
+        f"{sentence(ranks_text(inside))} {verb(inside, 'have')} calls that are not known to have "
+        f"completed, long after the last one."
+    )
+
+
+def too_short(seconds: float | None, limit: float) -> str:
+    """Return the clause that a wait is too short for a hang."""
+    since = "" if seconds is None else f", for {seconds:.0f} s now"
+    return f"{since}; a hang is reported from {limit:.0f} s on"
+
+
+def not_recorded(unseen: Sequence[str]) -> str:
+    """Return what is not recorded, to follow a sentence; empty where nothing is known of."""
+    if not unseen:
+        return ""
+    more = len(unseen) - 2
+    listed = "; ".join(unseen[:2]) + (f"; and {more} more" if more > 0 else "")
+    return f" Not recorded: {listed}."
+
+
+def unfed(ranks: Sequence[int]) -> str:
+    """Say that ranks wait in queues that nothing fills."""
+    return (
+        f"{sentence(ranks_text(ranks))} {verb(ranks, 'wait')} in a queue of {its(ranks)} own "
+        f"process, in which no other Python thread runs that could fill it."
+    )
+
+
+def gone_early(gone: Sequence[int]) -> str:
+    """Say that processes were gone before those of other ranks."""
+    return (
+        f"{sentence(ranks_text(gone))} {be(gone)} gone without a recorded end, seconds before "
+        f"other ranks."
+    )
+
+
+def had_waited(waiting: Sequence[int], seconds: float, missed: Sequence[int]) -> str:
+    """Say for how long ranks had waited at the end, and for whom, if that is known."""
+    whom = f", for {ranks_text(missed)}" if missed else ""
+    return (
+        f"{sentence(ranks_text(waiting))} had waited for {seconds:.0f} s when the processes "
+        f"ended{whom}."
+    )
+
+
+def raised_in_call(ranks: Sequence[int], comm: Communicator, call: Call) -> str:
+    """Say that ranks raised an exception in a call."""
+    return f"{sentence(ranks_text(ranks))} raised in {call_on(comm, call)}, which did not complete."

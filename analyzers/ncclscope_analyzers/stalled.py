@@ -10,11 +10,11 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.engine.processes.motion import starved
-from ncclscope.engine.processes.stack_wording import starved_text
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.model import Call, Communicator, Finding, Rank, State
 from ncclscope.wording.names import call_text, comm_text, plural, ranks_text
+from ncclscope.wording.stacks import starved_text
 
 _AGREE = "no rank diverged"
 _AGREE_IN_RECORDS = "no rank diverged in what was recorded"

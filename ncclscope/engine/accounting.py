@@ -18,22 +18,16 @@ from ncclscope.engine.repairs.repair import MOST_RANKS
 from ncclscope.engine.sequences.streams import Repeated, repeated
 from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
-from ncclscope.model import Call, Finding, Rank
+from ncclscope.model import Call, Finding
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-)
+from ncclscope.wording import waits as wording
+from ncclscope.wording.doubts import Doubt
+from ncclscope.wording.names import comm_text, plural, ranks_text, sentence, verb
+from ncclscope.wording.waits import Place
 
 _IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
 """Kinds of findings on waits that the graph has. It has none for keys of a store, for instance."""
 
-_SHOWN = 4
 _LATE = ("not_joined", "dead_rank")
 
 
@@ -70,8 +64,8 @@ def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
         others = sorted(named.difference(one.diverging_ranks))
         sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
         if sure and others:
-            doubt = f"it may wait for {ranks_text(others)}"
-            found.append(replace(one, confidence="likely", inferred=(*one.inferred, doubt)))
+            doubt = Doubt.MAY_WAIT.of(ranks_text(others))
+            found.append(_doubted(one, doubt))
         else:
             found.append(one)
     return found
@@ -89,8 +83,9 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
         assert one.comm is not None
         found[place] = replace(
             first.with_note(
-                f"{sentence(ranks_text(one.diverging_ranks))} did the same on "
-                f"{comm_text(one.comm)}."
+                Doubt.DID_THE_SAME.of(
+                    sentence(ranks_text(one.diverging_ranks)), comm_text(one.comm)
+                )
             ),
             diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
             evidence=(*first.evidence, *one.evidence),
@@ -200,17 +195,16 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         return finding
     comm = case.run.communicators[found.call.comm]
     others = sorted(graph.waiting.keys() - {number})
-    what = f"{call_text(found.call)} on {comm_text(comm)}"
-    if instead is None:
-        did = f"{plural(found.calls, 'call')} more than its peers, from {what} on"
-    else:
-        did = f"{what}, its peers on {comm_text(case.run.communicators[instead.comm])}"
     return replace(
         finding,
         kind="extra_call" if instead is None else "comm_swap",
-        summary=(
-            f"{sentence(rank_text(case.run, number))} posted {did}; "
-            f"{ranks_text(others)} {verb(others, 'wait')} for it."
+        summary=wording.posted_instead(
+            case.run,
+            number,
+            found.call,
+            others,
+            more=found.calls,
+            instead=None if instead is None else case.run.communicators[instead.comm],
         ),
         comm=comm,
         seq=found.call.seq,
@@ -220,7 +214,7 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         extent=found.calls,
         confidence="likely",
         hangs=True,
-        inferred=(*finding.inferred, "its peers' calls up to there are the same as its own"),
+        inferred=(*finding.inferred, str(Doubt.SAME_BEFORE)),
     )
 
 
@@ -259,13 +253,13 @@ def _either(case: Case, graph: WaitGraph) -> Finding:
     first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
     comm = case.run.communicators[first.comm]
     lines = tuple(
-        f"rank {rank} waits in {_where(case, wait.call)} for {ranks_text(sorted(wait.awaited))}"
+        wording.waits_for(rank, case.run.communicators[wait.call.comm], wait.call, wait.awaited)
         for rank, waits in sorted(graph.waiting.items())
         for wait in waits
     )
     return Finding(
         kind="order_cycle",
-        summary=f"Ranks wait for each other: {'; '.join(lines[:_SHOWN])}.",
+        summary=wording.circle(lines),
         comm=comm,
         seq=None,
         candidate_ranks=ranks,
@@ -273,12 +267,8 @@ def _either(case: Case, graph: WaitGraph) -> Finding:
         role="cause",
         analyzer="accounting",
         evidence=lines,
-        inferred=("the records do not show which of them is wrong",),
+        inferred=(str(Doubt.WHICH_IS_WRONG),),
     )
-
-
-def _where(case: Case, call: Call) -> str:
-    return f"{call_text(call)} on {comm_text(case.run.communicators[call.comm])}"
 
 
 def _is_hidden(case: Case, graph: WaitGraph) -> bool:
@@ -378,9 +368,8 @@ def _among(finding: Finding, kept: frozenset[int]) -> Finding:
     if not ranks:
         return as_consequence(finding)
     victims = [rank for rank in finding.diverging_ranks if rank not in kept]
-    follows = f"{sentence(ranks_text(victims))} {verb(victims, 'wait')} for others, and"
     return replace(
-        finding.with_note(f"{follows} would go on if {ranks_text(ranks)} came."),
+        finding.with_note(wording.victims_follow(victims, ranks)),
         diverging_ranks=ranks,
     )
 
@@ -395,7 +384,7 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
         return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
     waiting = plural(len(graph.waiting), "waiting rank")
-    return finding.with_note(f"Only {ranks_text(ranks)} would release all {waiting}.").naming(ranks)
+    return finding.with_note(Doubt.ONLY.of(ranks_text(ranks), waiting)).naming(ranks)
 
 
 def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
@@ -408,29 +397,24 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         return finding
     known = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
     if lost := [rank.rank for rank in known if rank is not None and ended_by_peers(rank)]:
-        doubt = f"{ranks_text(lost)} lost a connection: the peer may have ended first"
-        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+        return _doubted(finding, Doubt.LOST.of(ranks_text(lost)))
     if held := graph.obscure.intersection(finding.diverging_ranks):
-        doubt = f"{ranks_text(sorted(held))} {verb([*held], 'wait')} for something that is not seen"
-        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+        return _doubted(finding, Doubt.UNSEEN.of(ranks_text(held), verb(held, "wait")))
     if partly := graph.partly_waiting.intersection(finding.diverging_ranks):
-        doubt = (
-            f"another thread of {ranks_text(sorted(partly))} waits for other ranks, and the one "
-            f"that never came may wait for it"
-        )
-        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+        return _doubted(finding, Doubt.OTHER_THREAD.of(ranks_text(partly)))
     named = {*finding.diverging_ranks}
     behind = {
         peer for rank in named for wait in graph.waiting.get(rank, ()) for peer in wait.awaited
     }
     if finding.kind in _LATE and behind - named:
-        doubt = f"{ranks_text(sorted(named))} may have been held up by {ranks_text(behind - named)}"
-        return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+        return _doubted(finding, Doubt.HELD_UP.of(ranks_text(named), ranks_text(behind - named)))
     others = [one for one in graph.cheapest if not (one <= named or named <= one)]
     if not others:
         return finding
-    rival = ranks_text(sorted(others[0]))
-    doubt = f"a repair of {rival} instead would release all ranks that wait as well"
+    return _doubted(finding, Doubt.RIVAL.of(ranks_text(others[0])))
+
+
+def _doubted(finding: Finding, doubt: str) -> Finding:
     return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
 
 
@@ -446,8 +430,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         return list(findings)
     lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
     if proof.held:
-        held = sorted(proof.held)
-        lines.append(f"{ranks_text(held)} would still wait: something else is wrong, too")
+        lines.append(Doubt.STILL_WAIT.of(ranks_text(proof.held)))
     return [
         replace(
             one,
@@ -469,39 +452,25 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     comm = case.run.communicators[first.call.comm]
     those = [wait.rank for wait in waiting if wait.call.comm == comm.key]
     how = None if rank is None else case.how_it_ended(rank)
-    kind, state = "not_joined", _whereabouts(case, rank)
+    kind = "not_joined"
+    last = None if rank is None else rank.last_call(transfers=True)
+    state = wording.whereabouts(case.run.communicators[last.comm] if last else None, last)
     if rank is None:
-        kind, state = "dead_rank", "left no record"
+        kind, state = "dead_rank", str(Place.NO_RECORD)
     elif how is not None or number in graph.gone:
-        kind, state = "dead_rank", f"is dead, gone or stuck ({how or 'its peers lived on'})"
+        kind, state = "dead_rank", wording.is_dead(how)
     return Finding(
         kind=kind,
-        summary=(
-            f"{sentence(rank_text(case.run, number))} {state}; {ranks_text(those)} "
-            f"{verb(those, 'wait')} for it in {call_text(first.call)} on {comm_text(comm)}."
-        ),
+        summary=wording.held_up(case.run, comm, first.call, number, those, state),
         comm=comm,
         seq=None,
         diverging_ranks=(number,),
-        odd=None if rank is None else rank.last_call(transfers=True),
+        odd=last,
         odd_is="last_call",
         peers=first.call,
         confidence="likely",
         role="cause",
         analyzer="accounting",
-        evidence=tuple(
-            f"rank {wait.rank} posted {call_text(wait.call)}; it is not known to have completed"
-            for wait in waiting
-        ),
-        inferred=tuple(
-            f"rank {wait.rank} waits for {ranks_text(sorted(wait.awaited))}" for wait in waiting
-        ),
+        evidence=tuple(wording.open_call(wait.rank, wait.call) for wait in waiting),
+        inferred=tuple(Doubt.WAITS_FOR.of(one.rank, ranks_text(one.awaited)) for one in waiting),
     )
-
-
-def _whereabouts(case: Case, rank: Rank | None) -> str:
-    last = None if rank is None else rank.last_call(transfers=True)
-    if last is None:
-        return "has posted no call"
-    comm = case.run.communicators[last.comm]
-    return f"never came: its last call is {call_text(last)} on {comm_text(comm)}"

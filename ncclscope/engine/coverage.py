@@ -15,15 +15,12 @@ from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.model.unranked import unranked
 from ncclscope.untrusted import printable
+from ncclscope.wording.coverage import Gap
 from ncclscope.wording.names import by_words, comm_text, plural, ranks_text
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
 """Each call of these is several launches of NCCL's, so that counts cannot be compared."""
-_COUNTERS = {
-    "nccl": "NCCL reported",
-    "ras": "NCCL launched",
-    "flight_recorder": "Flight Recorder dumps hold",
-}
+_COUNTERS = {"nccl": Gap.NCCL, "ras": Gap.RAS, "flight_recorder": Gap.FLIGHT_RECORDER}
 _SEEN_BY_NCCL = frozenset({"ddp", "compiled", "coalesced", "cupy", "late", "ray_collective"})
 """Kinds of calls that no probe sees, but NCCL's profiler plugin does, on NCCL."""
 _BROKEN = {"refused": "is refused", "ended": "has ended"}
@@ -109,10 +106,8 @@ def survey(run: Run) -> Coverage:
     ]
     for one in comms:
         if one.comparable and one.counted > one.recorded:
-            unrecorded.append(
-                f"{comm_text(one.comm)}: {_COUNTERS[one.by]} {one.counted} calls, {one.recorded} "
-                f"are recorded"
-            )
+            gap = _COUNTERS[one.by]
+            unrecorded.append(gap.of(comm_text(one.comm), one.counted, one.recorded))
     return Coverage(tuple(dict.fromkeys(unrecorded)), tuple(_unread(run)), comms)
 
 
@@ -180,28 +175,25 @@ def _missing(run: Run) -> Iterator[str]:
     yield from gone_texts(run)
     yield from untraced_texts(run)
     if run.unreadable:
-        yield f"the records of {ranks_text(run.unreadable)} cannot be read, and are left out"
+        yield Gap.UNREADABLE.of(ranks_text(run.unreadable))
     snapshot = run.snapshot
     if snapshot is None:
         return
     bare = [rank.rank for rank in run.ranks if not rank.logs and rank.activities.keys() <= {CPU}]
     if bare and len(bare) == len(run.ranks):
-        who = "not every rank" if any(one.rings for one in snapshot.workers) else "no rank"
-        yield (
-            f"{who} is traced, so only stacks show what the processes do; start the job with "
-            f"`ncclscope run -- COMMAND`"
-        )
+        traced = any(one.rings for one in snapshot.workers)
+        yield str(Gap.NOT_EVERY_RANK_TRACED if traced else Gap.NO_RANK_TRACED)
     elif bare:
-        yield f"{ranks_text(bare)}: no calls of these processes are recorded"
+        yield Gap.BARE.of(ranks_text(bare))
 
 
 def gone_texts(run: Run) -> Iterator[str]:
     """Yield which ranks left nothing at all: ``ranks 1 2 left no record``."""
     gone = [number for number in run.missing if number not in run.unrecorded]
     if gone and unranked(rank.rank for rank in run.ranks):
-        yield f"{plural(len(gone), 'further member')} left no record"  # which ones is not known
+        yield Gap.NO_RECORD.of(plural(len(gone), "further member"))  # which ones is not known
     elif gone:
-        yield f"{ranks_text(gone)} left no record"
+        yield Gap.NO_RECORD.of(ranks_text(gone))
 
 
 def untraced_texts(run: Run) -> Iterator[str]:
@@ -215,7 +207,7 @@ def untraced_texts(run: Run) -> Iterator[str]:
         who = [ranks_text(numbers)] if numbers else []
         if pids:
             who.append(f"{'pid' if len(pids) == 1 else 'pids'} {' '.join(pids)}")
-        yield f"{' and '.join(who)} could not be recorded: {why}"
+        yield Gap.UNTRACED.of(" and ".join(who), why)
 
 
 def _unread(run: Run) -> Iterator[str]:
@@ -226,7 +218,7 @@ def _unread(run: Run) -> Iterator[str]:
         if not worker.stacks[-1:] or not worker.stacks[-1].threads
     ]
     if unread:
-        yield f"{ranks_text(unread)}: the stack could not be read"
+        yield Gap.STACK.of(ranks_text(unread))
 
 
 def _declared(run: Run) -> Iterator[str]:
@@ -237,8 +229,7 @@ def _declared(run: Run) -> Iterator[str]:
             text = str(one.get("text") or "").strip().rstrip(".")
             said.append((printable(text), rank.rank))
         if failed := rank.details.get("probe_failed"):
-            text = f"a probe failed ({printable(str(failed))}): later calls are not recorded"
-            said.append((text, rank.rank))
+            said.append((Gap.PROBE_FAILED.of(printable(str(failed))), rank.rank))
     for text, own in by_words(said).items():
         yield f"{ranks_text(own)}: {text}"
 
@@ -269,29 +260,17 @@ def _damaged_transfers(run: Run) -> Iterator[str]:
     for key, found in damaged.items():
         comm = run.communicators[key]
         if waiting := [r.rank for r in found if is_peerless(r, comm)]:
-            yield (
-                f"{ranks_text(waiting)}: NCCL did not launch sends or receives on "
-                f"{comm_text(comm)}, so that their peers are not known"
-            )
+            yield Gap.PEERLESS.of(ranks_text(waiting), comm_text(comm))
         if ranks := [r.rank for r in found if r.rank not in waiting]:
-            yield (
-                f"{ranks_text(ranks)}: records of sends or receives on {comm_text(comm)} are "
-                f"damaged, or their peer is no member"
-            )
+            yield Gap.DAMAGED_TRANSFERS.of(ranks_text(ranks), comm_text(comm))
 
 
 def _unlogged(run: Run) -> Iterator[str]:
     """Yield the ranks whose record lacks calls, though their peers completed them."""
     for comm, ranks in unlogged_members(run):
-        yield (
-            f"{ranks_text(ranks)}: no call on {comm_text(comm)} is recorded, where peers completed "
-            f"calls that need all members"
-        )
+        yield Gap.NO_CALL.of(ranks_text(ranks), comm_text(comm))
     for comm, ranks in cut_short(run):
-        yield (
-            f"{ranks_text(ranks)}: the last calls on {comm_text(comm)} are not recorded, which "
-            f"peers completed and which need all members"
-        )
+        yield Gap.NO_LAST_CALLS.of(ranks_text(ranks), comm_text(comm))
 
 
 def _counted_by_nccl(run: Run) -> Iterator[CommCoverage]:

@@ -39,15 +39,9 @@ from ncclscope.engine.waits.unrecorded import (
 from ncclscope.model import Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
 from ncclscope.model.metadata import DAMAGED, UNCHECKED
-from ncclscope.wording.names import (
-    by_words,
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-)
+from ncclscope.wording import waits as wording
+from ncclscope.wording.doubts import Doubt
+from ncclscope.wording.names import by_words, numbered, ranks_text, sentence, verb
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
@@ -146,12 +140,10 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     if finding.kind == "dead_rank" and len(waiting) > len(absent):
         return finding
     call = case.waits.pending_calls[waiting[0]].call
-    where = f"call {seq} on {comm_text(comm)}, {call_text(call)}"
     doing = _hidden_text(case, hidden, positions)
     short = _short_by_counts(case)
     evidence = (
-        f"{ranks_text(waiting)} posted {where}, and {verb(waiting, 'wait')} in it; "
-        f"{ranks_text(absent)} did not",
+        wording.in_it(comm, call, waiting, absent),
         *(fact for fact in finding.facts[1:] if fact.subject is not None),
     )
     known = any(positions[rank].is_unrecorded for rank in hidden if rank in positions)
@@ -160,51 +152,34 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         finding,
         peers=call,
         evidence=evidence,
-        inferred=(f"{ranks_text(hidden)} {wait} in calls that are not recorded",),
+        inferred=(Doubt.UNRECORDED.of(ranks_text(hidden), wait),),
     )
     if short and set(short) <= set(comm.ranks):
         return replace(
             common.naming(short),
             kind="missing_call",
-            summary=(
-                f"{sentence(ranks_text(short))} launched fewer calls than "
-                f"{'its' if len(short) == 1 else 'their'} peers, as NCCL counts them: "
-                f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where}; {doing}."
-            ),
+            summary=wording.launched_fewer(comm, call, short, waiting, doing),
             odd=None,
             evidence=(*evidence, *_ras_lines(case)),
         )
     if len(waiting) < len(absent):
-        alone = "alone " if len(waiting) == 1 else ""
         return replace(
             common.naming(waiting),
             kind="extra_call",
             odd=call,
             peers=None,
-            summary=(
-                f"{sentence(_who(case, waiting))} {verb(waiting, 'wait')} {alone}in {where}, which "
-                f"{ranks_text(absent)} have not posted: {doing}. "
-                f"{'It' if len(waiting) == 1 else 'They'} left the common sequence before "
-                f"{'its' if len(waiting) == 1 else 'their'} peers, or posted an extra call."
-            ),
+            summary=wording.left_sequence(case.run, comm, call, (waiting, absent), doing),
         )
     if len(waiting) > len(absent):
         return replace(
             common.naming(absent),
             kind="not_joined",
-            summary=(
-                f"{sentence(_who(case, absent))} {'has' if len(absent) == 1 else 'have'} not "
-                f"joined {where}, in which {ranks_text(waiting)} {verb(waiting, 'wait')}: {doing}."
-            ),
+            summary=wording.not_joined(case.run, comm, call, (waiting, absent), doing),
         )
     return replace(
         common.undecided(sorted(comm.ranks)),
         kind="not_joined",
-        summary=(
-            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}, which "
-            f"{ranks_text(absent)} {'has' if len(absent) == 1 else 'have'} not posted: {doing}. "
-            f"The records do not show which side left the common sequence."
-        ),
+        summary=wording.not_posted(comm, call, waiting, absent, doing),
     )
 
 
@@ -229,10 +204,7 @@ def _singled_out(case: Case, finding: Finding, seen: Sequence[Finding]) -> Findi
                 _with_named(finding, one).naming(one.diverging_ranks),
                 kind=one.kind,
                 evidence=(*finding.evidence, *one.evidence),
-                inferred=(
-                    *one.inferred,
-                    "which ranks diverged, according to the process snapshot",
-                ),
+                inferred=(*one.inferred, str(Doubt.SNAPSHOT)),
             )
     return finding
 
@@ -261,8 +233,8 @@ def _with_named(finding: Finding, one: Finding) -> Finding:
     if finding.comm is None or finding.peers is None:
         return replace(finding, summary=sentence(one.summary))
     # The counts contradict the finding's own summary, that no rank diverged.
-    ranks, where = finding.comm.ranks, f"call {finding.seq} on {comm_text(finding.comm)}"
-    waits = f"; {ranks_text(ranks)} {verb(ranks, 'wait')} in {where}, {call_text(finding.peers)}"
+    where = numbered(finding.comm, finding.seq, finding.peers)
+    waits = f"; {wording.wait_text_in(finding.comm.ranks, where)}"
     return replace(finding, summary=sentence(one.with_clause(waits).summary))
 
 
@@ -288,20 +260,11 @@ def _hidden_text(case: Case, hidden: Sequence[int], positions: Mapping[int, Posi
         places.append((text, rank))
     parts = []
     for text, ranks in by_words(places).items():
-        who = ranks_text(ranks)
-        noted = doing_in_common(case.run, ranks)
-        if text and noted is not None:
-            within = "" if noted.name == STORE_WAIT else "in "
-            parts.append(f"{who} {verb(ranks, 'wait')} {within}{noted.text}")
-        elif text:
-            parts.append(f"{who} {verb(ranks, 'wait')} in {text}, which is not recorded")
-        else:
-            parts.append(f"{who} {verb(ranks, 'use')} collectives that are not recorded")
+        noted, within = doing_in_common(case.run, ranks), ""
+        if noted is not None:
+            within = noted.text if noted.name == STORE_WAIT else f"in {noted.text}"
+        parts.append(wording.hidden_in(ranks, text, within))
     return "; ".join(parts)
-
-
-def _who(case: Case, ranks: Sequence[int]) -> str:
-    return rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)
 
 
 def _from_counts(case: Case) -> Iterable[Finding]:
@@ -320,14 +283,14 @@ def _from_counts(case: Case) -> Iterable[Finding]:
     everybody = tuple(rank.rank for rank in case.run.ranks)
     yield Finding(
         kind=found.kind,
-        summary=f"{sentence(found.says)}, as NCCL counts them; in the records no rank differs.",
+        summary=Doubt.COUNTS.of(sentence(found.says)),
         diverging_ranks=ranks,
         candidate_ranks=() if ranks else everybody,
         confidence="likely" if ranks else "ambiguous",
         role="cause",
         analyzer=ANALYZER,
         evidence=(f"ras: {found.says}",),
-        inferred=("which call it is: counts do not show it",),
+        inferred=(str(Doubt.WHICH_CALL),),
     )
 
 
@@ -364,7 +327,7 @@ def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> 
         for rank in asked
         if (position := positions.get(rank)) is not None and position.frame is not None
     }
-    lines = tuple(f"stacks: rank {rank} is at {frame.site} now" for rank, frame in frames.items())
+    lines = tuple(Doubt.AT_NOW.of(rank, frame.site) for rank, frame in frames.items())
     absent = finding.kind in ("not_joined", "dead_rank") and finding.odd is not None
     return replace(
         finding,
@@ -399,7 +362,7 @@ def _left_by_exception(case: Case, finding: Finding) -> Finding:
     if len(left) == len(posted):
         return finding  # they have all given it up, as after its timeout
     for number, what in left.items():
-        finding = finding.with_note(f"Rank {number} raised {what} in it, and waits there no more.")
+        finding = finding.with_note(Doubt.LEFT.of(number, what))
     return finding
 
 
@@ -418,7 +381,4 @@ def _endings(case: Case, finding: Finding) -> Iterable[str]:
         seconds = None if rank is None else interrupted_after(case, case.waits, rank)
         if rank is not None and seconds is not None:
             how = str(rank.details["ended_with"]).rstrip(": ")
-            yield (
-                f"rank {number} ended with {how} {seconds:.0f} s after its last call: this is how "
-                f"the job was stopped, not why its peers wait"
-            )
+            yield Doubt.NOT_THE_CAUSE.of(number, how, seconds)

@@ -16,7 +16,8 @@ from ncclscope.model.metadata import ENDS, LAUNCHER
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import by_words, ranks_text, sentence
+from ncclscope.wording.ends import Failure
+from ncclscope.wording.names import be, by_words, ranks_text, sentence
 
 _SHOWN = 3
 _SHORTLY_NS = 10_000_000_000
@@ -49,18 +50,18 @@ def failure_of(case: Case) -> str:
     words = [(f"ended with {_error(rank)}", rank) for rank in (*engines, *failing)]
     for rank in raising:
         error = raised(case, rank)
-        then = "then " if any(_raised_before(case, one, rank) for one in first) else ""
-        words.append((f"{then}raised {error[0] if error else ''}, and posted nothing since", rank))
+        then = any(_raised_before(case, one, rank) for one in first)
+        failure = Failure.THEN_RAISED if then else Failure.RAISED
+        words.append((failure.of(error[0] if error else ""), rank))
     said = by_words(words)
     if lost:
-        said["is gone without an exit, unlike its workers"] = lost
+        said[str(Failure.OUTLIVED)] = lost
     if stopped:
-        said[f"{'is' if len(stopped) == 1 else 'are'} stopped by a signal (state T)"] = stopped
+        said[str(Failure.STOPPED if len(stopped) == 1 else Failure.ALL_STOPPED)] = stopped
     parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
-        have = "is" if len(gone) == 1 else "are"
-        parts.append(f"{sentence(ranks_text(gone))} {have} gone without an exit.")
-    parts.append("No rank is recorded to wait for another.")
+        parts.append(Failure.NO_EXIT.of(sentence(ranks_text(gone)), be(gone)))
+    parts.append(str(Failure.NO_WAIT))
     return " ".join(filter(None, parts))
 
 
@@ -73,14 +74,12 @@ def held_engines(snapshot: Snapshot, *, is_idle: bool) -> str:
     """
     parts = []
     for one in read_engines(snapshot):
-        name = f"the engine (pid {one.worker.pid})"
+        name = Failure.ENGINE.of(one.worker.pid)
         if one.condition == "stopped":
-            parts.append(f"{name} is stopped by a signal (state T)")
+            parts.append(f"{name} {Failure.STOPPED}")
         elif is_idle and one.frames and one.is_at_one_line and one.waits != "queue":
             where = f"{'in' if one.op or one.work else 'at'} {one.text}"
-            parts.append(
-                f"{name} has been {where} for {snapshot.gap:.0f} s, not in its wait for requests"
-            )
+            parts.append(Failure.HELD.of(name, where, snapshot.gap))
     return f"{sentence('; '.join(parts))}." if parts else ""
 
 
@@ -95,7 +94,7 @@ def _failure_of_program(run: Run) -> str:
     if not statuses or any(rank.alive for rank in run.ranks):
         return ""
     ends = " and ".join(sorted({*map(status_text, statuses)}))
-    return f"The program ended with {ends}, and no record shows why."
+    return Failure.PROGRAM.of(ends)
 
 
 def _is_outlived(engine: Rank, run: Run) -> bool:

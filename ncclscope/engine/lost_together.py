@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.model import Finding
-from ncclscope.wording.ends import End
-from ncclscope.wording.names import call_text, comm_text, ranks_text, sentence, verb
+from ncclscope.wording.ends import dead_together
+from ncclscope.wording.names import numbered
+from ncclscope.wording.waits import wait_for
 
 _DOUBTS = ("ambiguous", "likely", "certain")
 
@@ -31,17 +32,11 @@ def _joined(case: Case, group: Sequence[Finding]) -> Finding:
     """Return one finding on several ranks that are gone, and that the same ranks wait for."""
     ranks = tuple(sorted(one.diverging_ranks[0] for one in group))
     ends = {n: end for n in ranks if (end := case.how_it_ended(case.run.by_rank[n])) is not None}
-    how = "; ".join(f"rank {number}: {end}" for number, end in ends.items())
-    if all(end.code is End.NOT_NOTED for end in ends.values()):
-        how = "their processes are gone, and recorded no end"
     first = group[0]
     waiting = [n for n in case.waits.pending_calls if n not in ranks and _is_in(case, n, first)]
     return replace(
         first,
-        summary=(
-            f"{sentence(ranks_text(ranks))} are dead or gone ({how}); "
-            f"{wait_text(first, waiting, 'them')}."
-        ),
+        summary=dead_together(ranks, ends, wait_text(first, waiting, "them")),
         diverging_ranks=ranks,
         confidence=min((one.confidence for one in group), key=_DOUBTS.index),
         evidence=tuple(dict.fromkeys(line for one in group for line in one.evidence)),
@@ -51,11 +46,7 @@ def _joined(case: Case, group: Sequence[Finding]) -> Finding:
 
 def wait_text(finding: Finding, waiting: Sequence[int], whom: str) -> str:
     """Return that ranks wait for others in the call of a finding."""
-    where = "" if finding.comm is None else f" on {comm_text(finding.comm)}"
-    return (
-        f"{ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in call {finding.seq}{where}, "
-        f"{call_text(finding.peers)}"
-    )
+    return wait_for(waiting, whom, numbered(finding.comm, finding.seq, finding.peers))
 
 
 def _is_in(case: Case, number: int, finding: Finding) -> bool:

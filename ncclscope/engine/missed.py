@@ -8,7 +8,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.waits.endings import status_of
 from ncclscope.engine.waits.engine_steps import dead_workers
 from ncclscope.model import Finding
-from ncclscope.wording.names import rank_text, ranks_text, sentence
+from ncclscope.wording import ends as wording
 
 _KIND = "dead_rank"
 _SHOWN = 4
@@ -21,22 +21,16 @@ def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
     if not found or len(found) == len(ranks):
         return  # all of them: the job was killed as a whole
     numbers = [*found]
-    who = rank_text(case.run, numbers[0]) if len(found) == 1 else ranks_text(numbers)
-    how = " and ".join(dict.fromkeys(found.values()))
-    own, them = ("its", "it") if len(found) == 1 else ("their", "them")
     yield Finding(
         kind=_KIND,
-        summary=(
-            f"{sentence(who)} ended with {how}, as {own} launcher recorded; no rank is recorded to "
-            f"wait for {them}."
-        ),
+        summary=wording.seen_by_launcher(case.run, found),
         diverging_ranks=tuple(numbers),
         odd=case.run.by_rank[numbers[0]].last_call(),
         confidence="certain",
         role="cause",
         analyzer=analyzer,
         evidence=tuple(
-            f"rank {number}: its launcher saw it end with {status}, before it ended any other"
+            wording.ended_by_launcher(number, status)
             for number, status in [*found.items()][:_SHOWN]
         ),
     )
@@ -47,10 +41,7 @@ def missed_by_engines(case: Case, analyzer: str) -> Iterable[Finding]:
     for rank, seen in dead_workers(case):
         yield Finding(
             kind=_KIND,
-            summary=(
-                f"{sentence(rank_text(case.run, rank.rank))} ended unexpectedly, and its "
-                f"engine ended the other workers: no rank is recorded to wait for it."
-            ),
+            summary=wording.seen_by_engine(case.run, rank.rank),
             diverging_ranks=(rank.rank,),
             odd=rank.last_call(),
             confidence="certain",

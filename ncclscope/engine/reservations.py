@@ -18,14 +18,10 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Call, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
 from ncclscope.model.unranked import unranked
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-)
+from ncclscope.wording import doubts as wording
+from ncclscope.wording.doubts import Doubt
+from ncclscope.wording.names import numbered, ranks_text, sentence
+from ncclscope.wording.waits import never_joined, wait_text_in
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
@@ -50,10 +46,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     if hides_damage(finding):
         return replace(
             finding.undecided(comm.ranks),
-            summary=(
-                f"The record of call {finding.seq} on {comm_text(comm)} is damaged on one side, so "
-                f"it is unknown whether {ranks_text(comm.ranks)} agree in it."
-            ),
+            summary=wording.damaged_on_one_side(comm, finding.seq),
             role="latent",
         )
     if finding.kind not in WAITS:
@@ -71,18 +64,13 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         n for n, pending in sorted(case.waits.pending_calls.items()) if pending.comm.key == comm.key
     ]
     absent = tuple(n for n in comm.ranks if n not in waiting and n not in lost)
-    where = f"call {finding.seq} on {comm_text(comm)}"
     if absent and waiting:
-        call = call_text(case.waits.pending_calls[waiting[0]].call)
-        who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+        where = numbered(comm, finding.seq, case.waits.pending_calls[waiting[0]].call)
         few = absent if len(waiting) > len(absent) + len(lost) else ()
         return replace(
             finding.naming(few) if few else finding.undecided(comm.ranks),
             kind="not_joined",
-            summary=(
-                f"{sentence(who)} never joined {where}, {call}, in which {ranks_text(waiting)} "
-                f"{verb(waiting, 'wait')}. {unknown}"
-            ),
+            summary=never_joined(case.run, absent, where, waiting, unknown),
             odd=None,
             evidence=tuple(line for line in finding.evidence if not _is_about(line, lost)),
             inferred=() if case.run.by_rank.keys() & {*lost} else finding.inferred,
@@ -90,7 +78,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     return replace(
         finding.undecided(comm.ranks),
         kind="stalled",
-        summary=f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. {unknown}",
+        summary=f"{sentence(wait_text_in(waiting, numbered(comm, finding.seq)))}. {unknown}",
         odd=None,
         evidence=finding.facts[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
         role="cause" if _waits_long(case, waiting) else "latent",
@@ -113,14 +101,7 @@ def _waits_long(case: Case, waiting: Sequence[int]) -> bool:
 
 def _unknown_text(case: Case, lost: Sequence[int]) -> str:
     untraced = {one.rank for one in case.run.untraced} & {*lost}
-    damaged = {*lost} - untraced
-    them = "it is" if len(untraced) == 1 else "they are"
-    whys = {"the record is damaged": damaged, f"{them} not recorded": untraced}
-    return " ".join(
-        f"It is unknown whether {ranks_text(ranks)} joined it: {why}."
-        for why, ranks in whys.items()
-        if ranks
-    )
+    return wording.unknown_joined([n for n in lost if n not in untraced], [*untraced])
 
 
 def unless_untraced(case: Case, finding: Finding) -> Finding:
@@ -130,10 +111,7 @@ def unless_untraced(case: Case, finding: Finding) -> Finding:
         return finding
     return replace(
         finding.undecided(sorted({*finding.diverging_ranks, *finding.candidate_ranks})),
-        inferred=(
-            *finding.inferred,
-            f"{ranks_text(untraced)} may be there as well: what is not recorded does not show",
-        ),
+        inferred=(*finding.inferred, Doubt.NOT_RECORDED.of(ranks_text(untraced))),
     )
 
 
@@ -180,16 +158,14 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
         return finding  # that is no pause of the program's, and has no length of its own
     if ranks and all(is_as_slow_as_ever(case, rank, key) for rank in ranks):
         return replace(
-            finding.with_clause(
-                f"; earlier pauses of {ranks_text(ranks)} between calls were often as long"
-            ).undecided(ranks),
+            finding.with_clause(Doubt.USUAL.of(ranks_text(ranks))).undecided(ranks),
             role="latent",
         )
     if finding.confidence == "certain" and case.quiet is not None and case.quiet < _PAUSE_SECONDS:
         return replace(
             finding,
             confidence="likely",
-            inferred=(*finding.inferred, "it hung: a rank that is merely late looks the same"),
+            inferred=(*finding.inferred, str(Doubt.LATE)),
         )
     return finding
 
@@ -215,15 +191,12 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     if rank is None or not _is_repeated(case, call):
         return finding
     if not rank.alive and finding.confidence == "certain":
-        server = "a server that ended while it had no requests looks the same"
+        server = str(Doubt.SERVER_ENDED)
         return replace(finding, confidence="likely", inferred=(*finding.inferred, server))
     if not _waits_for_input(case, rank):
         return finding
     return replace(
-        finding.with_note(
-            f"It sends what they receive in this {call.op}, and its process waits for input: a "
-            f"server without requests looks the same."
-        ).undecided(ranks),
+        finding.with_note(Doubt.SERVER.of(call.op)).undecided(ranks),
         role="latent",
     )
 
@@ -277,7 +250,7 @@ def unless_in_flight(case: Case, finding: Finding) -> Finding:
     return replace(
         finding.undecided(finding.diverging_ranks or finding.candidate_ranks),
         role="latent",
-        inferred=(*finding.inferred, "a dump of a running job can look the same"),
+        inferred=(*finding.inferred, str(Doubt.RUNNING)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 
@@ -11,8 +11,9 @@ from ncclscope.model.activities import RAISED
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import (
     call_on,
-    call_text,
-    comm_text,
+    its,
+    numbered,
+    rank_text,
     ranks_text,
     sentence,
     site_text,
@@ -107,10 +108,9 @@ def given_up(
     comm: Communicator | None, seq: int | None, call: Call | None, rank: int, waiting: Sequence[int]
 ) -> str:
     """Say that ranks gave a call up that one rank never joined, and that all went on."""
-    where = "" if comm is None else f" on {comm_text(comm)}"
     return (
-        f"Rank {rank} never joined call {seq}{where}, {call_text(call)}; {ranks_text(waiting)} "
-        f"gave it up. All of them went on, and exited normally."
+        f"Rank {rank} never joined {numbered(comm, seq, call)}; {ranks_text(waiting)} gave it up. "
+        f"All of them went on, and exited normally."
     )
 
 
@@ -151,3 +151,48 @@ def lost_connection(lost: Sequence[int], error: str, ends: Sequence[str]) -> str
 def ended_with(rank: int, error: str) -> str:
     """Return ``rank 3 ended with RuntimeError: ...``."""
     return f"rank {rank} ended with {error[:_ERROR_SHOWN]}"
+
+
+class Failure(Phrase):
+    """How a process failed that no rank is recorded to wait for, to follow its name."""
+
+    RAISED = "raised {}, and posted nothing since"
+    THEN_RAISED = "then raised {}, and posted nothing since"
+    OUTLIVED = "is gone without an exit, unlike its workers"
+    STOPPED = "is stopped by a signal (state T)"
+    ALL_STOPPED = "are stopped by a signal (state T)"
+    NO_EXIT = "{} {} gone without an exit."
+    NO_WAIT = "No rank is recorded to wait for another."
+    PROGRAM = "The program ended with {}, and no record shows why."
+    ENGINE = "the engine (pid {})"
+    HELD = "{} has been {} for {:.0f} s, not in its wait for requests"
+
+
+def dead_together(ranks: Sequence[int], ends: Mapping[int, Ending], wait: str) -> str:
+    """Say that ranks are gone, how they ended, and who waits for them."""
+    how = "; ".join(f"rank {number}: {end}" for number, end in ends.items())
+    if all(end.code is End.NOT_NOTED for end in ends.values()):
+        how = "their processes are gone, and recorded no end"
+    return f"{sentence(ranks_text(ranks))} are dead or gone ({how}); {wait}."
+
+
+def seen_by_launcher(run: Run, statuses: Mapping[int, str]) -> str:
+    """Say how a launcher saw ranks end that no rank is recorded to wait for."""
+    how = " and ".join(dict.fromkeys(statuses.values()))
+    return (
+        f"{sentence(who_text(run, [*statuses]))} ended with {how}, as {its(statuses)} launcher "
+        f"recorded; no rank is recorded to wait for {'it' if len(statuses) == 1 else 'them'}."
+    )
+
+
+def ended_by_launcher(rank: int, status: str) -> str:
+    """Say with what status a launcher saw one rank end first."""
+    return f"rank {rank}: its launcher saw it end with {status}, before it ended any other"
+
+
+def seen_by_engine(run: Run, rank: int) -> str:
+    """Say that an engine ended its workers after one of them had ended."""
+    return (
+        f"{sentence(rank_text(run, rank))} ended unexpectedly, and its engine ended the other "
+        f"workers: no rank is recorded to wait for it."
+    )

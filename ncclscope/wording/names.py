@@ -21,6 +21,7 @@ __all__ = [
     "its",
     "kept_text",
     "made_text",
+    "numbered",
     "place_text",
     "placed",
     "plural",
@@ -88,9 +89,15 @@ def placed(call: Call) -> str:
     return f"{call_text(call)}{site_text(call)}"
 
 
+def numbered(comm: Communicator | None, seq: int | None, call: Call | None = None) -> str:
+    """Return ``call 5 on tp:0 of ranks 0-3``, with what is known of it."""
+    where = "" if comm is None else f" on {comm_text(comm)}"
+    return f"call {seq}{where}" + ("" if call is None else f", {call_text(call)}")
+
+
 def call_on(comm: Communicator, call: Call) -> str:
     """Return ``call 5 on tp:0 of ranks 0-3, all_reduce sum [8]``."""
-    return f"call {call.seq} on {comm_text(comm)}, {call_text(call)}"
+    return numbered(comm, call.seq, call)
 
 
 def replay_text(call: Call, *, numbered: bool = True) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.model import Activity, Call, Communicator, Rank, Step
-from ncclscope.wording.names import call_text, comm_text, have, plural, ranks_text
+from ncclscope.wording.names import call_text, comm_text, have, plural, ranks_text, site_text
 
 
 def step_text(step: Step | None) -> str:
@@ -29,6 +29,11 @@ def idle_after(step: Step | None, unseen: Activity | None) -> str:
     if unseen is not None:
         text += f", though its engine has sent it {method_text(unseen)}"
     return text
+
+
+def in_call(call: Call, label: str) -> str:
+    """Return the clause that ranks are in a call."""
+    return f", in call {call.seq} on {label}, {call.op}{site_text(call)}"
 
 
 def belongs(comm: Communicator, seq: int, steps: Sequence[tuple[Rank, Step]]) -> str:

@@ -22,6 +22,7 @@ class Unrecorded(Phrase):
     """What follows from collectives that are not recorded."""
 
     WAITS = "they wait in a collective that no probe records"
+    IS_IN = "rank {} is in {}"
     LOST = "the connection was lost in a call that is not recorded"
     LEFT = (
         "{} left the common sequence, not all the others: their call was matched with a "

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ncclscope.model import Call, Communicator, Rank
+from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import (
     call_on,
+    call_text,
     comm_text,
     have,
     its,
     plural,
+    rank_text,
     ranks_text,
     sentence,
     verb,
+    who_text,
 )
 from ncclscope.wording.phrase import Phrase
 
@@ -34,12 +37,15 @@ class Keeps(Phrase):
 
 
 class Place(Phrase):
-    """Where ranks without a pending call are, in a drawing of waits; the value is its wording."""
+    """Where ranks without a pending call are."""
 
     NOT_RECORDED = "not recorded"
     NO_RECORD = "left no record"
     EXITED = "exited normally"
     NO_CALL = "in no recorded call"
+    HAS_ENDED = "has ended"
+    STOPPED = "is stopped at {}"
+    IDLE = "idle, in dequeue"
 
 
 def same_role(comms: Sequence[Communicator], *, posted: bool) -> str:
@@ -141,3 +147,174 @@ def holds_sms(held: tuple[Communicator, Call], waiting: tuple[Communicator, Call
         f"launched that one first. The same order on all ranks, or fewer SMs for {other.backend} "
         f"(for NCCL: NCCL_MAX_CTAS), avoids it"
     )
+
+
+def held_up(
+    run: Run, comm: Communicator, call: Call, rank: int, waiting: Sequence[int], state: str
+) -> str:
+    """Say that ranks wait for one in a call, and in what state that one is."""
+    return (
+        f"{sentence(rank_text(run, rank))} {state}; {ranks_text(waiting)} {verb(waiting, 'wait')} "
+        f"for it in {call_text(call)} on {comm_text(comm)}."
+    )
+
+
+def is_dead(how: object) -> str:
+    """Return that a rank is gone, to follow its name."""
+    return f"is dead, gone or stuck ({how or 'its peers lived on'})"
+
+
+def whereabouts(comm: Communicator | None, last: Call | None) -> str:
+    """Return what the last call of a rank is that never came, to follow its name."""
+    if comm is None or last is None:
+        return "has posted no call"
+    return f"never came: its last call is {call_text(last)} on {comm_text(comm)}"
+
+
+def open_call(rank: int, call: Call) -> str:
+    """Say that a rank posted a call which may not have completed."""
+    return f"rank {rank} posted {call_text(call)}; it is not known to have completed"
+
+
+def waits_for(rank: int, comm: Communicator, call: Call, awaited: Iterable[int]) -> str:
+    """Say in which call a rank waits, and for whom."""
+    return f"rank {rank} waits in {call_text(call)} on {comm_text(comm)} for {ranks_text(awaited)}"
+
+
+def circle(lines: Sequence[str]) -> str:
+    """Say that ranks wait for each other."""
+    return f"Ranks wait for each other: {'; '.join(lines[:4])}."
+
+
+def posted_instead(
+    run: Run,
+    rank: int,
+    call: Call,
+    waiting: Sequence[int],
+    *,
+    more: int,
+    instead: Communicator | None,
+) -> str:
+    """Say that a rank posted calls which its peers did not, and who waits for it.
+
+    Args:
+        run: The run.
+        rank: The rank.
+        call: The first of those calls.
+        waiting: The ranks that wait.
+        more: The number of calls.
+        instead: The communicator on which its peers posted the call; None where they posted none.
+    """
+    what = f"{call_text(call)} on {comm_text(run.communicators[call.comm])}"
+    if instead is None:
+        did = f"{plural(more, 'call')} more than its peers, from {what} on"
+    else:
+        did = f"{what}, its peers on {comm_text(instead)}"
+    return (
+        f"{sentence(rank_text(run, rank))} posted {did}; {ranks_text(waiting)} "
+        f"{verb(waiting, 'wait')} for it."
+    )
+
+
+def victims_follow(victims: Sequence[int], ranks: Sequence[int]) -> str:
+    """Say that some ranks wait for others only because these do not come."""
+    return (
+        f"{sentence(ranks_text(victims))} {verb(victims, 'wait')} for others, and would go on if "
+        f"{ranks_text(ranks)} came."
+    )
+
+
+def wait_for(waiting: Sequence[int], whom: str, where: str) -> str:
+    """Return that ranks wait for others in a call."""
+    return f"{ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in {where}"
+
+
+def in_it(comm: Communicator, call: Call, waiting: Sequence[int], absent: Sequence[int]) -> str:
+    """Say that ranks posted a call and wait in it, and others did not."""
+    return (
+        f"{ranks_text(waiting)} posted {call_on(comm, call)}, and {verb(waiting, 'wait')} in it; "
+        f"{ranks_text(absent)} did not"
+    )
+
+
+def launched_fewer(
+    comm: Communicator, call: Call, short: Sequence[int], waiting: Sequence[int], doing: str
+) -> str:
+    """Say that ranks launched fewer calls than peers, and what those do that are absent."""
+    return (
+        f"{sentence(ranks_text(short))} launched fewer calls than {its(short)} peers, as NCCL "
+        f"counts them: {ranks_text(waiting)} {verb(waiting, 'wait')} in {call_on(comm, call)}; "
+        f"{doing}."
+    )
+
+
+def left_sequence(
+    run: Run,
+    comm: Communicator,
+    call: Call,
+    sides: tuple[Sequence[int], Sequence[int]],
+    doing: str,
+) -> str:
+    """Say that few ranks wait in a call that most have not posted: (the few, the others)."""
+    waiting, absent = sides
+    alone, they = ("alone ", "It") if len(waiting) == 1 else ("", "They")
+    return (
+        f"{sentence(who_text(run, waiting))} {verb(waiting, 'wait')} {alone}in "
+        f"{call_on(comm, call)}, which {ranks_text(absent)} have not posted: {doing}. {they} left "
+        f"the common sequence before {its(waiting)} peers, or posted an extra call."
+    )
+
+
+def not_joined(
+    run: Run,
+    comm: Communicator,
+    call: Call,
+    sides: tuple[Sequence[int], Sequence[int]],
+    doing: str,
+) -> str:
+    """Say that few ranks have not joined a call in which most wait: (those that wait, the few)."""
+    waiting, absent = sides
+    return (
+        f"{sentence(who_text(run, absent))} {have(absent)} not joined {call_on(comm, call)}, in "
+        f"which {ranks_text(waiting)} {verb(waiting, 'wait')}: {doing}."
+    )
+
+
+def not_posted(
+    comm: Communicator, call: Call, waiting: Sequence[int], absent: Sequence[int], doing: str
+) -> str:
+    """Say that as many ranks wait in a call as have not posted it."""
+    return (
+        f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {call_on(comm, call)}, which "
+        f"{ranks_text(absent)} {have(absent)} not posted: {doing}. The records do not show which "
+        f"side left the common sequence."
+    )
+
+
+def never_joined(
+    run: Run, absent: Sequence[int], where: str, waiting: Sequence[int], rest: str
+) -> str:
+    """Say that ranks never joined a call, and what is unknown of others."""
+    return (
+        f"{sentence(who_text(run, absent))} never joined {where}, in which {ranks_text(waiting)} "
+        f"{verb(waiting, 'wait')}. {rest}"
+    )
+
+
+def wait_text_in(waiting: Sequence[int], where: str) -> str:
+    """Return ``ranks 0 1 wait in call 5 on tp:0 of ranks 0-2``."""
+    return f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where}"
+
+
+def hidden_in(ranks: Sequence[int], place: str, noted: str) -> str:
+    """Return in which calls ranks wait that are not recorded.
+
+    Args:
+        ranks: The ranks.
+        place: Where a stack or an activity shows them; empty where that is not known.
+        noted: What they noted that they wait for, to follow "wait".
+    """
+    if not place:
+        return f"{ranks_text(ranks)} {verb(ranks, 'use')} collectives that are not recorded"
+    wait = f"{ranks_text(ranks)} {verb(ranks, 'wait')}"
+    return f"{wait} {noted}" if noted else f"{wait} in {place}, which is not recorded"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ncclscope.model import Call, Communicator, Finding, Rank, Run
 from ncclscope.model.device import DeviceProgress
+from ncclscope.wording.device import Progress
 from ncclscope.wording.names import call_text, comm_text, ranks_text, replay_text
 
 _SHOWN = 6
@@ -36,13 +37,13 @@ class DeviceRow:
         if pending.unknown:
             return f"unknown: {pending.unknown}"
         if pending.at is None:
-            return "all finished"
+            return str(Progress.ALL)
         place = f"call {pending.at}" if self.call is None else _call_words(self.call)
         if pending.is_inside is False:
-            return f"before {place}, not entered"
+            return Progress.ROW_BEFORE.of(place)
         if pending.at > pending.handed_over:
-            return f"{place}, being posted"
-        return f"in {place}" if pending.is_inside else f"in or before {place}"
+            return Progress.ROW_POSTED.of(place)
+        return f"in {place}" if pending.is_inside else Progress.ROW_AROUND.of(place)
 
 
 def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
@@ -90,27 +91,27 @@ def describe_device(run: Run, cause: Finding) -> Iterator[str]:
     rows = device_rows(run, cause.comm.key)
     for row in rows[:_SHOWN]:
         pending = row.pending
-        device = f"the device of {ranks_text(row.ranks)}"
+        device = Progress.DEVICE.of(ranks_text(row.ranks))
         where = comm_text(row.comm)
         if pending.unknown:
-            yield f"the progress of {device} on {where} is unknown {pending.unknown}"
+            yield Progress.UNKNOWN.of(device, where, pending.unknown)
             continue
-        text = f"on {device}, {pending.finished} of {pending.posted} calls on {where} have finished"
+        text = Progress.FINISHED.of(device, pending.finished, pending.posted, where)
         text += _age([run.by_rank[rank] for rank in row.ranks], row.comm.key)
         if pending.at is None:
             yield text
             continue
         place = f"call {pending.at}" if row.call is None else _call_words(row.call)
         if pending.is_inside:
-            yield f"{text}; {place}, has been entered but not finished"
+            yield Progress.INSIDE.of(text, place)
         elif pending.is_inside is False:
-            yield f"{text}; {place}, has not been entered: earlier work blocks the stream"
+            yield Progress.BEFORE.of(text, place)
         elif pending.at > pending.handed_over:
-            yield f"{text}; {place}, is not known to have been enqueued"
+            yield Progress.NOT_ENQUEUED.of(text, place)
         else:
-            yield f"{text}; the next is {place}"
+            yield Progress.NEXT.of(text, place)
     if len(rows) > _SHOWN:
-        yield f"other devices are at {len(rows) - _SHOWN} more positions there"
+        yield Progress.MORE.of(len(rows) - _SHOWN)
 
 
 def device_notes(run: Run) -> Iterator[str]:
@@ -120,7 +121,7 @@ def device_notes(run: Run) -> Iterator[str]:
         if isinstance(reason := rank.details.get("device_progress"), str):
             off.setdefault(reason, []).append(rank.rank)
     for reason, ranks in off.items():
-        yield f"{ranks_text(ranks)}: progress on the device is {reason}"
+        yield Progress.NOT_COUNTED.of(ranks_text(ranks), reason)
 
 
 def _age(ranks: Sequence[Rank], key: str) -> str:
@@ -133,7 +134,7 @@ def _age(ranks: Sequence[Rank], key: str) -> str:
     least = min(seconds, default=0.0)
     if len(seconds) < len(ranks) or least < 1:
         return ""
-    return f", the last about {least:.0f} s before the last heartbeat"
+    return Progress.LAST.of(least)
 
 
 def _call(rank: Rank, key: str, pending: DeviceProgress) -> Call | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ncclscope.model.snapshot import GpuSample, RasComm, RasRank, Snapshot, Worker
+from ncclscope.wording.device import Load
 from ncclscope.wording.names import plural, ranks_text
 
 ALONE_SECONDS = 10.0
@@ -92,14 +93,11 @@ def compare_gpus(snapshot: Snapshot) -> Reading | None:
 
     parts = []
     if spinning:
-        parts.append(
-            f"{ranks_text(spinning)}: kernels run and touch no memory ({figures(spinning)}), "
-            f"as in a collective that waits"
-        )
+        parts.append(Load.SPINS.of(ranks_text(spinning), figures(spinning)))
     if idle:
-        parts.append(f"{ranks_text(idle)}: idle ({figures(idle)})")
+        parts.append(Load.IDLE.of(ranks_text(idle), figures(idle)))
     if other:
-        parts.append(f"{ranks_text(other)}: at work ({figures(other)})")
+        parts.append(Load.AT_WORK.of(ranks_text(other), figures(other)))
     named = bool(idle) and not other and len(spinning) > len(idle)
     return Reading("; ".join(parts), tuple(idle) if named else (), bool(spinning) or None)
 
@@ -107,11 +105,9 @@ def compare_gpus(snapshot: Snapshot) -> Reading | None:
 def _without_ranks(sample: Sequence[GpuSample]) -> Reading:
     spinning = [gpu.index for gpu in sample if spins(gpu)]
     idle = [gpu.index for gpu in sample if _idles(gpu)]
-    return Reading(
-        f"{len(spinning)} of {plural(len(sample), 'GPU')} spin ({_numbers(spinning)}), "
-        f"{len(idle)} idle ({_numbers(idle)}); the ranks of these GPUs are not known",
-        odd=True if spinning and idle else None,
-    )
+    gpus, numbers = plural(len(sample), "GPU"), (_numbers(spinning), _numbers(idle))
+    text = Load.NO_RANKS.of(len(spinning), gpus, numbers[0], len(idle), numbers[1])
+    return Reading(text, odd=True if spinning and idle else None)
 
 
 def spins(gpu: GpuSample) -> bool:
@@ -157,30 +153,27 @@ def compare_ras_counts(snapshot: Snapshot) -> Reading | None:
         lost = [rank for rank in comm.ranks if rank.missing]
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
-            does, is_ = ("does", "is") if len(lost) == 1 else ("do", "are")
-            word = f"{is_} reported dead" if any(r.dead for r in lost) else f"{does} not answer"
-            lines.append(f"{_members(lost, named)} {word} on communicator {comm.hash}")
+            said = (Load.NO_ANSWER, Load.NO_ANSWERS)[len(lost) > 1]
+            if any(r.dead for r in lost):
+                said = (Load.IS_DEAD, Load.ARE_DEAD)[len(lost) > 1]
+            lines.append(said.of(_members(lost, named), comm.hash))
         bad = [rank for rank in comm.ranks if rank.async_error or rank.aborted]
         if bad:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
-            word = "reports" if len(bad) == 1 else "report"
-            lines.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
+            said = (Load.ERROR, Load.ERRORS)[len(bad) > 1]
+            lines.append(said.of(_members(bad, named), comm.hash))
         if _changes(snapshot, comm):
             continue  # calls are being launched, and RAS polls some ranks earlier than others
         for function, odd, text in _differences(comm):
             numbers = [n for rank in odd if (n := named(rank)) is not None]
             apart.update(numbers)
-            lines.append(f"{_members(odd, named)} launched {text} {function} on {comm.hash}")
+            lines.append(Load.LAUNCHED.of(_members(odd, named), text, function, comm.hash))
         lines += _undecided(comm, named)
     if not lines and answer.remarks:
         lines.append("; ".join(line.strip() for line in answer.remarks[:4]))
     if not lines:
         known = plural(answer.communicators, "communicator")
-        return Reading(
-            f"NCCL {answer.version or '?'}: no problem on {known}; it counts launched calls, not "
-            f"their order",
-            odd=None,
-        )
+        return Reading(Load.NO_PROBLEM.of(answer.version or "?", known), odd=None)
     kind = "dead_rank" if gone else "missing_call"
     return Reading("; ".join(lines), tuple(sorted(gone or apart)), True, kind)
 
@@ -230,7 +223,7 @@ def _undecided(comm: RasComm, named: Callable[[RasRank], int | None]) -> Iterato
                 f"{count}"
                 for count in sorted(counts)
             )
-            yield f"counts of {function} differ on {comm.hash}: {each}"
+            yield Load.COUNTS_DIFFER.of(function, comm.hash, each)
 
 
 def _differences(comm: RasComm) -> Iterable[tuple[str, list[RasRank], str]]:
@@ -249,4 +242,4 @@ def _differences(comm: RasComm) -> Iterable[tuple[str, list[RasRank], str]]:
         if not odd:
             continue
         own = " ".join(str(n) for n in sorted({r.counts.get(function, 0) for r in odd}))
-        yield function, odd, f"{own} (the others {common})"
+        yield function, odd, Load.THE_OTHERS.of(own, common)

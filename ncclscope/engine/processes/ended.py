@@ -8,10 +8,9 @@ from dataclasses import replace
 from ncclscope.engine.processes.judgement import Judgement, unless_late
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import classify
-from ncclscope.engine.processes.stack_wording import place_text, seen, waiting_text
-from ncclscope.wording.names import ranks_text, sentence
-
-_CONTINUE = "kill -CONT resumes a stopped process"
+from ncclscope.wording import stacks as wording
+from ncclscope.wording.names import ranks_text
+from ncclscope.wording.stacks import Seen, place_text, seen
 
 
 def judge_gone(
@@ -34,14 +33,13 @@ def judge_gone(
         return None
     ranks = tuple(sorted(gone))
     classes = classify(waiting)
-    have = "has" if len(ranks) == 1 else "have"
     found = Judgement(
         kind="dead_rank",
-        summary=f"{sentence(ranks_text(ranks))} {have} no live process; {waiting_text(classes)}.",
+        summary=wording.no_process(ranks, classes),
         diverging=ranks,
         role="latent" if moving else "cause",
         peers=classes[0].motion,
-        evidence=(*seen(classes, gap), f"proc: {ranks_text(ranks)}: the process has ended"),
+        evidence=(*seen(classes, gap), Seen.ENDED.of(ranks_text(ranks))),
         seen_seconds=gap,
     )
     if elsewhere and not moving:
@@ -52,9 +50,7 @@ def judge_gone(
             candidates += [motion.rank for motion in waiting]
         return unless_late(
             replace(
-                found.with_note(f"They may also wait for others: {others}.").undecided(
-                    sorted(candidates)
-                ),
+                found.with_note(Seen.MAY_WAIT.of(others)).undecided(sorted(candidates)),
                 evidence=(*found.evidence, *seen(classes, gap)),
             ),
             gap,
@@ -63,7 +59,7 @@ def judge_gone(
         return found
     return unless_late(  # most have ended: they died, or the others posted an extra call
         replace(
-            found.with_note("It is unknown whether the processes ended too early.").undecided(
+            found.with_note(str(Seen.TOO_EARLY)).undecided(
                 (*ranks, *sorted(motion.rank for motion in waiting))
             ),
             role="cause",
@@ -89,32 +85,27 @@ def judge_stopped(
         gap: Seconds between the first and the last sample.
     """
     ranks = tuple(sorted(motion.rank for motion in stopped))
-    proc = f"proc: {ranks_text(ranks)}: state T, stopped by a signal or a debugger"
+    proc = Seen.STOPPED.of(ranks_text(ranks))
     where = classify(stopped)
     if not still and not moving:
         return Judgement(
             kind="stalled",
-            summary="All ranks are stopped by a signal (state T): none can move.",
+            summary=str(Seen.ALL_STOPPED),
             candidates=ranks,
             evidence=(proc, *seen(where, gap)),
-            inferred=(_CONTINUE,),
+            inferred=(str(Seen.CONTINUE),),
             seen_seconds=gap,
         )
     classes = classify(waiting)
-    rest = waiting_text(classes) if waiting else "no other rank waits for it yet"
-    be = "is" if len(ranks) == 1 else "are"
     return Judgement(
         kind="not_joined",
-        summary=(
-            f"{sentence(ranks_text(ranks))} {be} stopped by a signal (state T) at "
-            f"{where[0].motion.text}; {rest}."
-        ),
+        summary=wording.stopped(ranks, where[0].motion.text, classes),
         diverging=ranks,
         role="latent" if moving or not waiting else "cause",
         odd=stopped[0],
         peers=classes[0].motion if classes else None,
         evidence=(proc, *seen([*where, *classes], gap)),
-        inferred=(_CONTINUE,),
+        inferred=(str(Seen.CONTINUE),),
         seen_seconds=gap,
     )
 
@@ -136,10 +127,7 @@ def judge_unread(
     ranks = tuple(sorted(motion.rank for motion in unread))
     return Judgement(
         kind="not_joined",
-        summary=(
-            f"{sentence(waiting_text(classes))}; the stack of {ranks_text(ranks)} could not be "
-            f"read, so it is unknown whether it joined."
-        ),
+        summary=wording.unread(ranks, classes),
         candidates=ranks,
         confidence="ambiguous",
         role="latent",

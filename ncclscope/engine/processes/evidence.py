@@ -16,10 +16,10 @@ from ncclscope.engine.processes.kernel import kernel_text, sockets_text
 from ncclscope.engine.processes.motion import STARVED, read_motions
 from ncclscope.engine.processes.stack_classes import build_tree, classify
 from ncclscope.engine.processes.stack_verdict import Judgement, judge_stacks
-from ncclscope.engine.processes.stack_wording import starved_text
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.wording.names import plural, ranks_text
+from ncclscope.wording.stacks import Seen, starved_text
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$", re.IGNORECASE)
 _MOST_LOCAL = 1024
@@ -107,9 +107,7 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
         if not others:
             return replace(found, evidence=found.evidence + lines)
         return replace(
-            found.with_note("The data sources name different ranks.").undecided(
-                sorted({*found.diverging, *others})
-            ),
+            found.with_note(str(Seen.DISAGREE)).undecided(sorted({*found.diverging, *others})),
             evidence=found.evidence + lines,
         )
     if len(named) == 1 and set(*named) <= set(found.candidates):
@@ -121,7 +119,7 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
             candidates=(),
             confidence="likely",
             evidence=found.evidence + lines,
-            inferred=(*found.inferred, f"among the candidates, {who} names one"),
+            inferred=(*found.inferred, Seen.AMONG.of(who)),
         )
     return replace(found, evidence=found.evidence + lines)
 
@@ -162,10 +160,8 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
         named["stacks"] = (stacks.summary, stacks.diverging)
     elif motions:
         moving = sum(motion.condition == "moving" for motion in motions.values())
-        named["stacks"] = (
-            f"{moving} of {plural(len(motions), 'rank')} move, and none differs from the others",
-            (),
-        )
+        text = Seen.ALL_MOVE.of(moving, plural(len(motions), "rank"))
+        named["stacks"] = (text, ())
     if slow := {rank: one.delayed for rank, one in motions.items() if one.delayed >= STARVED}:
         named["proc"] = (starved_text(slow), ())
     readings = ("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))
@@ -176,7 +172,7 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
         if says:
             named[name] = (says, ())
     if any(rank.logs for rank in run.ranks) and cause is not None and _is_recorded(cause):
-        named["rings"] = ("the verdict is based on them", cause.diverging_ranks)
+        named["rings"] = (str(Seen.FROM_RINGS), cause.diverging_ranks)
     evidence = []
     for source in snapshot.sources:
         says, ranks = named.get(source.name, ("", ()))
@@ -187,7 +183,7 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
             agrees = set(ranks) <= verdict or verdict <= set(ranks) if verdict else None
             if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
                 agrees = None  # both are right: one posted an extra call, so the other is not there
-                says = f"{says} This follows from the extra call."
+                says = Seen.FOLLOWS.of(says)
         evidence.append(
             Evidence(
                 name=source.name,
@@ -211,8 +207,8 @@ def _is_all_of(cause: Finding, stacks: Judgement, snapshot: Snapshot) -> bool:
 
 def _names(found: Judgement) -> str:
     if found.diverging:
-        return f"{ranks_text(found.diverging)} apart from the others"
-    return f"no majority among {ranks_text(found.candidates)}"
+        return Seen.APART.of(ranks_text(found.diverging))
+    return Seen.NO_MAJORITY.of(ranks_text(found.candidates))
 
 
 def _follows(found: Judgement, cause: Finding) -> bool:

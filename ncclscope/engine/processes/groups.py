@@ -18,6 +18,7 @@ from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import has_left_loop, order_of
 from ncclscope.model.snapshot import Worker
 from ncclscope.wording.names import ranks_text, sentence
+from ncclscope.wording.stacks import Seen
 
 Group = frozenset[int]
 """Global ranks of the members."""
@@ -92,17 +93,14 @@ def within_groups(
             if 2 * len(group & apart) >= len(group) or _may_send(by_rank[rank], apart):
                 added |= group - apart
     if not added and _have_met(by_rank, apart, waits):
-        return found.with_note(
-            f"Of {ranks_text(sorted(apart))}, those of one group would have met there: one of them "
-            f"waits in another group."
-        ).undecided(sorted(apart))
+        note = Seen.HAVE_MET.of(ranks_text(apart))
+        return found.with_note(note).undecided(sorted(apart))
     if not added or _have_gone_another_way(by_rank, apart):
         return found
-    where = "to send to" if _may_send(by_rank[min(apart)], apart) else "in a smaller group, for"
+    said = Seen.MAY_SEND if _may_send(by_rank[min(apart)], apart) else Seen.SMALLER_GROUP
+    note = said.of(sentence(ranks_text(apart)), ranks_text(added))
     return replace(
-        found.with_note(
-            f"{sentence(ranks_text(sorted(apart)))} may wait {where} {ranks_text(sorted(added))}."
-        ).undecided(sorted(apart | added)),
+        found.with_note(note).undecided(sorted(apart | added)),
         kind="not_joined",
     )
 
@@ -157,7 +155,7 @@ def _narrowed(
     if len(ends) == len(motions):
         return found
     return replace(
-        found.with_note(f"All chains of waiting end in {ranks_text(sorted(ends))}."),
+        found.with_note(Seen.CHAINS_END.of(ranks_text(ends))),
         candidates=tuple(sorted(ends)),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.model import Claim
+from ncclscope.wording.stacks import Seen
 
 HANG_SECONDS = 10.0
 """Seconds after which live ranks that have not moved hang; before, they may be late."""
@@ -62,11 +63,9 @@ def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Ju
     if gap >= limit:
         return replace(found, seen_seconds=gap)
     return replace(
-        found.with_note(
-            f"Seen for {gap:g} s: a rank that is merely late looks the same."
-        ).undecided(found.diverging or found.candidates),
+        found.with_note(Seen.BRIEFLY.of(gap)).undecided(found.diverging or found.candidates),
         role="latent",
-        inferred=(*found.inferred, f"--gap {limit:g} distinguishes late from stuck"),
+        inferred=(*found.inferred, Seen.LONGER.of(limit)),
         seen_seconds=gap,
         is_open=True,
     )
@@ -87,8 +86,6 @@ def unless_idle(
     if not elsewhere[0].may_be_idle:
         return found
     return replace(
-        found.with_note(
-            "If that rank sends on what it receives, a server without requests looks the same."
-        ).undecided(found.diverging or found.candidates),
+        found.with_note(str(Seen.SERVER)).undecided(found.diverging or found.candidates),
         role="latent",
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import KernelEvent, Snapshot
+from ncclscope.wording.device import Host
 from ncclscope.wording.names import ranks_text, sentence
 
 _RECENT_NS = 3_600_000_000_000
@@ -22,10 +23,7 @@ def with_host(case: Case, finding: Finding) -> Finding:
         return finding
     killed = _killed(run, finding)
     lines = [
-        *(
-            f"kernel log: killed pid {event.pid} for memory ({event.text})"
-            for event in killed.values()
-        ),
+        *(f"kernel log: {Host.KILLED.of(event.pid, event.text)}" for event in killed.values()),
         *(f"kernel log: {event.text}" for event in _gpu_errors(run)),
         *(_lost(run.snapshot, finding.diverging_ranks) if run.snapshot else ()),
     ]
@@ -33,20 +31,17 @@ def with_host(case: Case, finding: Finding) -> Finding:
     if killed:
         who = ranks_text(killed)
         events = list(killed.values())
-        finding = finding.with_note(f"The kernel killed {who} for memory ({events[0].text}).")
+        finding = finding.with_note(Host.KILLED_RANKS.of(who, events[0].text))
     elif finding.kind == "dead_rank" and (unknown := _unknown(run)):
-        inferred = (
-            *inferred,
-            f"the kernel killed pid {unknown[-1].pid or '?'} for memory ({unknown[-1].text}), "
-            f"which may be {ranks_text(finding.diverging_ranks or finding.candidate_ranks)}",
-        )
+        last, ranks = unknown[-1], finding.diverging_ranks or finding.candidate_ranks
+        inferred = (*inferred, Host.MAY_BE.of(last.pid or "?", last.text, ranks_text(ranks)))
     return replace(finding, evidence=(*finding.evidence, *lines), inferred=inferred)
 
 
 def kernel_text(run: Run) -> str:
     """Return what the kernel's log says of the job; empty for nothing."""
     killed = [event for event in run.kernel if event.kind == "oom"][-_SHOWN:]
-    texts = [f"killed pid {event.pid or '?'} for memory ({event.text})" for event in killed]
+    texts = [Host.KILLED.of(event.pid or "?", event.text) for event in killed]
     texts += [event.text for event in _gpu_errors(run)]
     return sentence("; ".join(texts))
 

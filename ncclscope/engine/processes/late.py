@@ -23,14 +23,10 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-)
+from ncclscope.wording import late as wording
+from ncclscope.wording.doubts import Doubt
+from ncclscope.wording.late import Late
+from ncclscope.wording.names import numbered, ranks_text
 
 LATE = "late"
 """The kind of a finding about ranks at work for which others wait."""
@@ -57,7 +53,7 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if late is not None:
         return [late, *(as_consequence(one) for one in findings)]
     if ends := _slow_in_all(case, findings):
-        clause = f"; earlier pauses of {ranks_text(ends)} between calls were often as long"
+        clause = Doubt.USUAL.of(ranks_text(ends))
         return [
             replace(one.with_clause(clause).undecided(ends), role="latent")
             if one.role == "cause"
@@ -88,15 +84,10 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
     first = min((wait for wait in graph.waits if wait.awaited & ends), key=lambda wait: wait.rank)
     comm = case.run.communicators[first.call.comm]
     absent, waiting = sorted(ends), sorted(graph.waiting)
-    who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
     return Finding(
         kind=LATE,
-        summary=(
-            f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late: {ranks_text(waiting)} "
-            f"{verb(waiting, 'wait')}, rank {first.rank} in {call_text(first.call)} on "
-            f"{comm_text(comm)}. {at or 'It is at work'}, or in an endless loop."
-        ),
+        summary=wording.late_for_all(case.run, absent, waiting, (first.rank, comm, first.call), at),
         comm=comm,
         seq=None,
         diverging_ranks=tuple(absent) if len(absent) == 1 else (),
@@ -106,7 +97,7 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         role="cause",
         analyzer="late",
         evidence=_uses(shares),
-        inferred=(f"{ranks_text(absent)} may still come to the call",),
+        inferred=(Late.MAY_COME.of(ranks_text(absent)),),
     )
 
 
@@ -163,25 +154,16 @@ def _late(case: Case, finding: Finding) -> Finding:
     if not waiting or not absent or len(at_work) < len(absent):
         return finding
     is_few = 2 * len(absent) <= len(comm.ranks)
-    who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
-    listed = ", ".join(f"{share:.0%}" for share in at_work.values())
     call = case.waits.pending_calls[waiting[0]].call
+    where = numbered(comm, finding.seq, call)
     return replace(
         finding.naming(absent) if is_few else finding.undecided(absent),
         kind=LATE,
-        summary=(
-            f"{sentence(who)} {'is' if len(absent) == 1 else 'are'} late for call {finding.seq} on "
-            f"{comm_text(comm)}, {call_text(call)}, in which {ranks_text(waiting)} "
-            f"{verb(waiting, 'wait')}: {at or 'at work'} ({listed} of a core), or in an endless "
-            f"loop."
-        ),
+        summary=wording.late_for(case.run, absent, waiting, where, at, at_work.values()),
         peers=call,
-        evidence=(
-            *finding.evidence,
-            *_uses(at_work),
-        ),
-        inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+        evidence=(*finding.evidence, *_uses(at_work)),
+        inferred=(*finding.inferred, Late.MAY_COME.of(ranks_text(absent))),
     )
 
 
@@ -204,21 +186,14 @@ def _not_there_yet(
     return replace(
         finding.undecided(absent),
         kind=LATE,
-        summary=(
-            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in call {finding.seq} on "
-            f"{comm_text(comm)}, {call_text(call)}; {ranks_text(absent)} {verb(absent, 'post')} "
-            f"calls on other communicators, and may still come."
-        ),
+        summary=wording.elsewhere(absent, waiting, numbered(comm, finding.seq, call)),
         peers=call,
-        inferred=(*finding.inferred, f"{ranks_text(absent)} may still come to the call"),
+        inferred=(*finding.inferred, Late.MAY_COME.of(ranks_text(absent))),
     )
 
 
 def _uses(shares: Mapping[int, float | None]) -> tuple[str, ...]:
-    return tuple(
-        f"rank {rank}, with the processes that it started, uses {share:.0%} of a core"
-        for rank, share in shares.items()
-    )
+    return tuple(Late.USES.of(rank, share) for rank, share in shares.items())
 
 
 def share_of_core(case: Case, number: int) -> float | None:

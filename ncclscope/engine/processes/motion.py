@@ -20,7 +20,6 @@ from ncclscope.engine.processes.samples import (
     BUSY,
     IDLE,
     Movement,
-    Sign,
     change_of,
     key_of,
     polled,
@@ -31,6 +30,7 @@ from ncclscope.engine.processes.work import work_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 from ncclscope.untrusted import printable
+from ncclscope.wording.stacks import OPS, REASONS, Seen, Sign
 
 MANY_SWITCHES = 10.0
 """Context switches per second above which a thread makes progress.
@@ -50,18 +50,6 @@ STARVED = 0.6
 starved. Two threads that spin on one processor have none half of the time."""
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
-_REASONS = {
-    "child": "waits for a child process",
-    "data": "waits for its data loader",
-    "device": "waits for the GPU",
-    "file": "waits for a file or pipe",
-    "lock": "waits for a lock",
-    "poll": "polls",
-    "sleep": "sleeps",
-    "socket": "waits for a socket",
-    "started": "waits for processes that it started",
-}
-_NAMES = {"p2p": "a message between stages", "compiled": "a compiled graph"}
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
 _LONGEST_NAME = 40
 
@@ -185,7 +173,7 @@ class Motion:
 
     def remarked(self, *remarks: str) -> str:
         """Return what the rank is in, and remarks: ``wait at a.py:3 (sleeps; it woke)``."""
-        reason = _REASONS.get(self.waits or "") if self._at is not None else None
+        reason = REASONS.get(self.waits or "") if self._at is not None else None
         shown = "; ".join([*([f"{reason}{self._beside}"] if reason else ()), *remarks])
         return f"{self._where} ({shown})" if shown else self._where
 
@@ -193,9 +181,9 @@ class Motion:
     def _where(self) -> str:
         place = self._at
         if place is None:
-            return "no Python frame"
+            return str(Seen.NO_FRAME)
         name = self.op or self.work or None
-        what = f"a collective of {name}" if self.unrecorded else _NAMES.get(name or "", name)
+        what = Seen.COLLECTIVE_OF.of(name) if self.unrecorded else OPS.get(name or "", name)
         text = f"{what} at {place.site}" if what is not None else place.site
         user = self.user_place
         if user is not None and user != place:
@@ -214,7 +202,7 @@ class Motion:
         if self.waits != "lock" or len(places) != 1:
             return ""
         ((name, frame),) = places
-        return f"; its thread {printable(name)[:_LONGEST_NAME]} is at {frame.site}"
+        return Seen.BESIDE.of(printable(name)[:_LONGEST_NAME], frame.site)
 
 
 def waits_for_requests(stacks: Stacks) -> bool:
@@ -352,9 +340,10 @@ def seen_at(run: Run, number: int) -> str:
     if motion is None:
         return ""
     if motion.sign is Sign.STARTED:
-        return f"at work in processes that it started, at {motion.text}"
-    at = "at work at" if motion.condition == "moving" else "at"
-    return f"{'in' if motion.work else at} {motion.text}"
+        return Seen.STARTED_WORK.of(motion.text)
+    if motion.work:
+        return f"in {motion.text}"
+    return Seen.AT_WORK.of(motion.text) if motion.condition == "moving" else f"at {motion.text}"
 
 
 def is_seen_at_work(run: Run, number: int) -> bool:

@@ -14,16 +14,9 @@ from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.model import Activity, Call, Rank
 from ncclscope.model.snapshot import Frame
-from ncclscope.wording.names import call_text, comm_text
-
-UNRECORDED_ACTIVITIES = {
-    "ddp_init": "the constructor of DistributedDataParallel",
-    "ddp_forward": "the forward of DistributedDataParallel",
-    "ddp_backward": "the backward of DistributedDataParallel",
-    "ddp_join": "the join of DistributedDataParallel",
-    "broadcast_coalesced": "a broadcast of parameters by C++",
-}
-"""Activities in which a process posts collectives that no probe records."""
+from ncclscope.wording.names import call_on, call_text
+from ncclscope.wording.unrecorded import ACTIVITIES, activity_text
+from ncclscope.wording.waits import Place
 
 
 @dataclass(frozen=True)
@@ -92,15 +85,15 @@ def _position(case: Case, rank: Rank, motion: Motion | None) -> Position:
     number, quiet = rank.rank, case.quiet_seconds(rank)
     frame = None if motion is None else motion.user_place or motion.place
     if rank.exited or (motion is not None and motion.condition == "ended"):
-        return Position(number, "ended", "has ended", frame=frame)
+        return Position(number, "ended", str(Place.HAS_ENDED), frame=frame)
     if motion is not None and motion.condition == "stopped":
-        return Position(number, "stopped", f"is stopped at {motion.text}", frame=frame)
+        return Position(number, "stopped", Place.STOPPED.of(motion.text), frame=frame)
     pending = case.waits.pending_calls.get(number)
     if pending is not None:
-        where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
+        where = call_on(pending.comm, pending.call)
         return Position(number, "waiting", where, pending.call, frame, quiet)
     if is_idle(rank):
-        return Position(number, "idle", "idle, in dequeue", frame=frame, seconds=quiet)
+        return Position(number, "idle", str(Place.IDLE), frame=frame, seconds=quiet)
     if motion is not None and motion.condition == "moving":
         return Position(number, "moving", motion.text, frame=frame)
     if motion is not None and motion.is_waiting and number not in case.waits.heads:
@@ -109,9 +102,9 @@ def _position(case: Case, rank: Rank, motion: Motion | None) -> Position:
         seconds = None
         if rank.last_seen_ns is not None:
             seconds = max(0.0, (rank.last_seen_ns - doing.since_ns) / 1e9)
-        return Position(number, "waiting", _activity_text(doing), frame=frame, seconds=seconds)
+        return Position(number, "waiting", activity_text(doing), frame=frame, seconds=seconds)
     if case.how_it_ended(rank) is not None:
-        return Position(number, "ended", "has ended", frame=frame)
+        return Position(number, "ended", str(Place.HAS_ENDED), frame=frame)
     if motion is not None and motion.condition == "still":
         return Position(number, "elsewhere", motion.text, frame=frame, seconds=quiet)
     if number in case.waits.heads:
@@ -128,13 +121,6 @@ def is_inside_unrecorded(rank: Rank) -> bool:
 def _unrecorded(activities: Mapping[str, Activity]) -> Activity | None:
     """Return a process's current activity that posts collectives past all probes, if any."""
     lasting = [
-        one
-        for name, one in activities.items()
-        if one.until_ns is None and name in UNRECORDED_ACTIVITIES
+        one for name, one in activities.items() if one.until_ns is None and name in ACTIVITIES
     ]
     return max(lasting, key=lambda one: one.since_ns, default=None)
-
-
-def _activity_text(doing: Activity) -> str:
-    what = UNRECORDED_ACTIVITIES[doing.name]
-    return f"{what} at {doing.detail}" if doing.detail else what

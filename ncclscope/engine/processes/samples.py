@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ncclscope.engine.processes.frames import (
     collective_of,
@@ -16,6 +15,7 @@ from ncclscope.engine.processes.frames import (
     wait_of,
 )
 from ncclscope.model.snapshot import Frame, Stacks, Worker
+from ncclscope.wording.stacks import Sign
 
 BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
@@ -24,19 +24,6 @@ IDLE = 0.05
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _OF_LIBRARIES = frozenset({"child", "data", "lock", "socket", "started"})
 """Waits that frames of a library show, and that end without a peer."""
-
-
-class Sign(Enum):
-    """What shows that a rank moves; the value is its wording."""
-
-    ONE_SAMPLE = "its stack was read only once"
-    STACK = "its stack changed"
-    COUNTER = "a loop counter changed"
-    SWITCHES = "it went to sleep and woke {:.0f} times a second"
-    WAKES = "it woke {:.0f} times in {:g} s"
-    CORE = "it took {:.0%} of a core"
-    STARTED = "processes that it started took {:.0%} of a core"
-    FILES = "it read and wrote {:.1f} MB"
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,7 @@ class Movement:
     amounts: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        return self.sign.value.format(*self.amounts)
+        return self.sign.of(*self.amounts)
 
 
 @dataclass(frozen=True)

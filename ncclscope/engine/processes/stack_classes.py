@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ncclscope.engine.processes.frames import is_library
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.model.snapshot import Frame
+from ncclscope.wording.stacks import Seen
 
 _NEAR = 1 << 20
 
@@ -32,6 +33,21 @@ class StackClass:
     def motion(self) -> Motion:
         """The motion of the first rank."""
         return self.motions[0]
+
+    @property
+    def where(self) -> str:
+        """Where the ranks are: ``in all_reduce at hang.py:3 step``."""
+        return f"{'in' if self.motion.op or self.motion.work else 'at'} {self.motion.text}"
+
+    @property
+    def condition(self) -> str:
+        """Whether they move."""
+        return self.motion.condition
+
+    @property
+    def samples(self) -> int:
+        """How often the stack was read."""
+        return sum(bool(stacks.threads) for stacks in self.motion.worker.stacks)
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ class LineOrder:
     def relation(self) -> str:
         """Return the relation as text: ``less than one iteration ahead of``."""
         word = "ahead of" if self.ahead else "behind"
-        return f"less than one iteration {word}" if self.near else word
+        return Seen.NEARLY.of(word) if self.near else word
 
 
 def classify(motions: Iterable[Motion]) -> list[StackClass]:
@@ -148,16 +164,14 @@ def order_of(odd: Motion, peers: Sequence[Motion]) -> LineOrder | None:
         if counted is None:
             continue
         name, own, common = counted
-        place = f"{name} in {ours[level].base}:{ours[level].line} {ours[level].name}"
-        reason = f"{place} is {own}, and {common} on its peers"
+        frame = ours[level]
+        reason = Seen.COUNTED.of(name, frame.base, frame.line, frame.name, own, common)
         near = False
         if abs(own - common) == 1 and _diverges_at(ours, theirs, depth):
             mine, other = ours[depth - 1].line, theirs[depth - 1].line
             near = (own > common) == (mine < other)
             if near:
-                reason += (
-                    f"; it is in line {mine} of {ours[depth - 1].name}, its peers in line {other}"
-                )
+                reason += Seen.IN_LINE.of(mine, ours[depth - 1].name, other)
         return LineOrder(own > common, reason, near)
     return None
 
@@ -169,7 +183,7 @@ def divergence_of(odd: Motion, peers: Motion) -> str | None:
     if not _diverges_at(ours, theirs, depth):
         return None
     mine, other = ours[depth - 1], theirs[depth - 1]
-    return f"in {mine.name} of {mine.base}, at lines {mine.line} and {other.line}"
+    return Seen.AT_LINES.of(mine.name, mine.base, mine.line, other.line)
 
 
 def has_left_loop(one: Motion, other: Motion) -> bool:

@@ -30,8 +30,8 @@ from ncclscope.engine.processes.stack_classes import (
     divergence_of,
     order_of,
 )
-from ncclscope.engine.processes.stack_wording import place_text, seen, waiting_text
-from ncclscope.wording.names import ranks_text, sentence
+from ncclscope.wording.names import be, ranks_text, sentence
+from ncclscope.wording.stacks import Seen, at_work, place_text, seen, waiting_text
 
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
@@ -103,9 +103,8 @@ def _late(
             return None
         return Judgement(
             kind="extra_call",
-            summary=(
-                f"{sentence(waiting_text(classes))} for {gap:g} s, while "
-                f"{ranks_text(motion.rank for motion in moving)} move: they may still join."
+            summary=Seen.STILL_JOIN.of(
+                sentence(waiting_text(classes)), gap, ranks_text(motion.rank for motion in moving)
             ),
             candidates=tuple(sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
@@ -119,14 +118,15 @@ def _late(
         return None
     ranks = tuple(sorted(motion.rank for motion in others))
     one = moving[0]
-    be = "is" if len(moving) == 1 else "are"
-    who = sentence(ranks_text(motion.rank for motion in moving))
-    what = f"{who} {be} in" if one.work else f"{who} {be} at work at"
-    rest = "late" if one.work else "late, or in an endless loop"
     return unless_late(
         Judgement(
             kind="late",
-            summary=f"{what} {one.remarked(one.why)}, and {waiting_text(classes)}: {rest}.",
+            summary=at_work(
+                [motion.rank for motion in moving],
+                one.remarked(one.why),
+                classes,
+                known=bool(one.work),
+            ),
             diverging=ranks,
             odd=one,
             peers=classes[0].motion,
@@ -154,10 +154,8 @@ def _not_joined(
     outside = sum(motion.waits in _OUTSIDE for motion in elsewhere)
     is_posted = len(ops) == 1 and not ops & (_MESSAGES | {None})
     if few + unseen < many and 2 * outside <= many and is_posted:
-        summary = (
-            f"{sentence(waiting_text(inside))}, which most ranks have not joined: "
-            f"{'; '.join(place_text(group) for group in others[:3])}."
-        )
+        places = "; ".join(place_text(group) for group in others[:3])
+        summary = Seen.MOST_NOT.of(sentence(waiting_text(inside)), places)
         return _named("extra_call", summary, inside, others, evidence)
     return _undecided([*inside, *others], "not_joined", evidence)
 
@@ -169,7 +167,7 @@ def _missing_kind(waiting: Sequence[Motion]) -> str:
 def _relation(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> str:
     """Return how the diverging ranks relate to the waiting ones, as far as counters show it."""
     found = order_of(odd[0].motion, peers[0].motions) if len(odd) == len(peers) == 1 else None
-    return "and not where" if found is None else f"{found.relation} where"
+    return str(Seen.NOT_WHERE) if found is None else f"{found.relation} where"
 
 
 def _apart(waiting: Sequence[Motion], gap: float, unseen: int) -> Judgement | None:
@@ -248,16 +246,14 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
         ahead = all(found.ahead for found in rounds.values())
         kind = "extra_call" if ahead else "not_joined"
     lines = tuple(
-        f"rank {rank} is {'ahead of' if found.ahead else 'behind'} its peers: {found.reason}"
+        (Seen.AHEAD if found.ahead else Seen.BEHIND).of(rank, found.reason)
         for rank, found in rounds.items()
     )
     named = f" {sentence('; '.join(lines[:2]))}." if odd else ""
     return unless_late(
         Judgement(
             kind=kind,
-            summary=(
-                f"All ranks wait in {group.motion.text}, and none moved for {gap:g} s.{named}"
-            ),
+            summary=Seen.ONE_PLACE.of(group.motion.text, gap, named),
             diverging=odd,
             candidates=() if odd else group.ranks,
             # One line may post on several groups, in which ranks wait for each other in a cycle.
@@ -298,15 +294,12 @@ def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
         evidence = seen(classes, gap)
         if len(first.ranks) * 2 <= len(elsewhere) or len(rest) > 1:
             return unless_late(_undecided(classes, "not_joined", evidence), gap)
-        summary = f"{sentence(place_text(rest[0]))}, while {place_text(first)}; none of them moves."
+        summary = Seen.NONE_MOVES.of(sentence(place_text(rest[0])), place_text(first))
         return unless_late(_named("not_joined", summary, rest, [first], evidence), gap)
     stuck = all(motion.waits in _STUCK for motion in elsewhere)
     return Judgement(
         kind="stalled",
-        summary=(
-            f"No rank moved for {gap:g} s, and no stack shows a wait for another rank: "
-            f"{'; '.join(place_text(group) for group in classes[:4])}."
-        ),
+        summary=Seen.NO_WAIT.of(gap, "; ".join(place_text(group) for group in classes[:4])),
         candidates=tuple(sorted(motion.rank for motion in elsewhere)),
         confidence="ambiguous",
         role="cause" if stuck and gap >= HANG_SECONDS else "latent",
@@ -344,13 +337,11 @@ def _undecided(
 ) -> Judgement:
     everybody = tuple(sorted(rank for group in classes for rank in group.ranks))
     places = "; ".join(place_text(group) for group in classes[:4])
-    more = f"; and {len(classes) - 4} more places" if len(classes) > 4 else ""
+    more = Seen.MORE_PLACES.of(len(classes) - 4) if len(classes) > 4 else ""
     counts = " against ".join(str(len(group.ranks)) for group in classes[:4])
     return Judgement(
         kind=kind,
-        summary=(
-            f"{sentence(places)}{more}: {counts}, and stacks alone do not show which side diverged."
-        ),
+        summary=Seen.UNDECIDED.of(f"{sentence(places)}{more}", counts),
         candidates=candidates or everybody,
         confidence="ambiguous",
         odd=classes[-1].motion,
@@ -365,11 +356,10 @@ def _order_text(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> tuple
     for group in odd:
         found = order_of(group.motion, peers[0].motions)
         if found is not None:
-            be = "is" if len(group.ranks) == 1 else "are"
             lines.append(
-                f"{ranks_text(group.ranks)} {be} {found.relation} "
+                f"{ranks_text(group.ranks)} {be(group.ranks)} {found.relation} "
                 f"{ranks_text(peers[0].ranks)}: {found.reason}"
             )
         elif (place := divergence_of(group.motion, peers[0].motion)) is not None:
-            lines.append(f"the stacks differ {place}; it is unknown which line runs first")
+            lines.append(Seen.DIFFER.of(place))
     return tuple(lines)

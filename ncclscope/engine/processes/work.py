@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ncclscope.model.snapshot import Frame
+from ncclscope.wording.stacks import WORK
 
 _ANY = re.compile("")
 _KINDS = (
@@ -20,19 +21,19 @@ _KINDS = (
         re.compile(r"auto_?tune|bench|_bench$|tune", re.IGNORECASE),
     ),
     (
-        "Triton's compiler",
+        "triton",
         re.compile(r"(?:^|/)triton/(?:compiler/|backends/|runtime/(?:jit|build)\.py$)"),
         re.compile(r"compile|make_|build|_do_compile|stages|ttir|llir|ptx|cubin"),
     ),
     (
-        "the compiler of an extension",
+        "extension",
         re.compile(
             r"(?:^|/)(?:torch/utils/cpp_extension|flashinfer/jit/\w+|deep_gemm/jit/\w+)\.py$"
         ),
         re.compile(r"compile|build|ninja|_jit|load"),
     ),
     (
-        "torch.compile",
+        "compile",
         re.compile(
             r"(?:^|/)torch/(?:_dynamo/(?:convert_frame|output_graph|symbolic_convert)|"
             r"_inductor/(?:compile_fx|graph|codecache|scheduler|async_compile)|"
@@ -41,7 +42,7 @@ _KINDS = (
         _ANY,
     ),
     (
-        "a download",
+        "download",
         re.compile(
             r"(?:^|/)(?:huggingface_hub/(?:file_download|_snapshot_download|utils/_http)|torch/hub|"
             r"modelscope/hub/\w+|urllib/request)\.py$"
@@ -49,7 +50,7 @@ _KINDS = (
         re.compile(r"download|http_get|xet_get|urlopen|retrieve"),
     ),
     (
-        "loading weights",
+        "load",
         re.compile(
             r"(?:^|/)(?:safetensors/\w+|torch/serialization|torch/distributed/checkpoint/\w+|"
             r"vllm/model_executor/model_loader/\w+|transformers/modeling_utils)\.py$"
@@ -71,7 +72,7 @@ def work_of(frames: Sequence[Frame]) -> tuple[str, int] | None:
     for frame in reversed(frames):
         for name, file, function in _KINDS:
             if file.search(frame.file) and function.search(frame.name):
-                return name, _outermost(frames)
+                return WORK[name], _outermost(frames)
     return None
 
 

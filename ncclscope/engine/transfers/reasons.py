@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from ncclscope.engine.transfers.engines import Engines, Joined, KvEngine
 from ncclscope.model import Rank, Transfer
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import plural
+from ncclscope.wording.names import be, plural
+from ncclscope.wording.transfers import (
+    HANDSHAKE_SECONDS,
+    Lack,
+    Next,
+    Why,
+    address_text,
+    clock,
+    ended_text,
+    listed,
+    stopped_text,
+    until,
+)
 
-HANDSHAKE_SECONDS = 5
-"""Timeout of NIXL's handshake in vLLM."""
 _MOST_SHOWN = 3
 
 
@@ -27,24 +34,6 @@ class Thresholds:
     def of(self, engine: KvEngine) -> float:
         """Return the threshold for an engine whose processes run, or ran."""
         return self.alive if any(one.alive for one in engine.processes) else self.ended
-
-
-class Lack(Enum):
-    """What a transfer lacks."""
-
-    ANSWER = "its engine asks at another address than the one that answers"
-    BLOCKS = "the blocks of a sender whose processes run"
-    DELIVERY = "the delivery by a connector"
-    ENGINE = "an engine that is not among those read"
-    LEASE = "blocks that were not freed before they were read"
-    READER = "an engine that reads the blocks"
-    RECORD = "a record of the sender"
-    ROOM = "free blocks of the receiver"
-    SECOND_HALF = "the request at the other engine"
-    SENDER = "a sender that runs"
-    SUCCESS = "it failed"
-    TIME = "a read before the lease ended"
-    TURN = "its turn in the queue of the receiver"
 
 
 @dataclass(frozen=True)
@@ -108,11 +97,11 @@ def find_reason(engines: Engines, one: Joined, limits: Thresholds) -> Reason | N
     if address is not None:
         return Reason(
             Lack.ANSWER,
-            f"{address}: no answer can come",
+            Lack.ANSWER.of(address),
             detail=receive.host,
             at_fault=(),
             evidence=(address,),
-            next=(_after_failure(receiver, f"after {HANDSHAKE_SECONDS} s without an answer"),),
+            next=(_after_failure(receiver, Next.NO_ANSWER.of(HANDSHAKE_SECONDS)),),
         )
     if queued:
         return None
@@ -139,17 +128,13 @@ def _read_freed(engines: Engines, receive: Transfer, send: Transfer) -> Reason:
     late = (receive.changed_ns - send.changed_ns) / 1e9
     return Reason(
         Lack.TIME,
-        f"its blocks were read {late:.1f} s after the sending engine had freed them, so its "
-        f"tokens may be wrong",
+        Lack.TIME.of(late),
         detail=f"{late:.1f}",
         confidence="likely",
         role="latent" if _went_on(engines, receive) else "cause",
         hangs=False,
-        evidence=(
-            f"the lease ended at {_clock(send.changed_ns)}, and the read at "
-            f"{_clock(receive.changed_ns)}",
-        ),
-        next=("vLLM reports the request as successful; the sending worker logs an error",),
+        evidence=(Why.LEASE_AND_READ.of(clock(send.changed_ns), clock(receive.changed_ns)),),
+        next=(str(Next.REPORTS_SUCCESS),),
     )
 
 
@@ -179,24 +164,22 @@ def _failed(
     if _went_on(engines, receive):
         return None
     why = printable(receive.phase).replace("_", " ")
-    evidence = [f"{receiver.name}: {why} at {_clock(since)}"]
+    evidence = [f"{receiver.name}: {why} at {clock(since)}"]
     address = None if sender is None else _wrong_address(engines, receive, sender)
     gone = [] if sender is None else sender.gone()
     at_fault: tuple[Rank, ...] = ()
     if gone and sender is not None:
         at_fault = tuple(gone)
-        missing = f"it failed, because the sending {sender.name} has ended"
-        evidence.append(_ended_text(gone))
+        missing = Why.SENDER_ENDED.of(sender.name)
+        evidence.append(ended_text(gone))
     elif address is not None:
-        missing = f"it failed ({why}): {address}"
+        missing = f"{Lack.SUCCESS.of(why)}: {address}"
         evidence.append(address)
     elif sender is None and receive.peer:
-        missing = (
-            f"it failed ({why}): engine {printable(receive.peer)} at {_address(receive)} is not "
-            f"among the engines read"
-        )
+        unread = Why.NOT_AMONG.of(printable(receive.peer), address_text(receive))
+        missing = f"{Lack.SUCCESS.of(why)}: {unread}"
     else:
-        missing = f"it failed ({why})"
+        missing = Lack.SUCCESS.of(why)
     return Reason(
         Lack.SUCCESS,
         missing,
@@ -205,7 +188,7 @@ def _failed(
         hangs=False,
         at_fault=at_fault,
         evidence=tuple(evidence),
-        next=(_after_failure(receiver, "at once"),),
+        next=(_after_failure(receiver, str(Next.AT_ONCE)),),
     )
 
 
@@ -214,22 +197,21 @@ def _sender_down(
 ) -> Reason | None:
     """Return a reason where the sending engine cannot answer."""
     if gone := sender.gone():
-        text = _ended_text(gone)
         return Reason(
             Lack.SENDER,
-            f"the sending {sender.name} has ended",
+            Why.HAS_ENDED.of(sender.name),
             at_fault=tuple(gone),
-            evidence=(text,),
+            evidence=(ended_text(gone),),
             next=_waits_for_read(receive, receiver),
         )
+    engine = printable(sender.id)
     if stopped := sender.stopped():
-        listed = _listed(stopped)
-        verb = "is" if len(stopped) == 1 else "are"
+        state = Why.IS_STOPPED.of(be(range(len(stopped))))
         return Reason(
             Lack.SENDER,
-            f"{listed} of the sending engine {printable(sender.id)} {verb} stopped by a signal",
+            Lack.SENDER.of(listed(stopped), engine, state),
             at_fault=tuple(stopped),
-            evidence=(f"/proc: {listed} {verb} in state T (stopped)",),
+            evidence=(stopped_text(stopped),),
             next=_waits_for_read(receive, receiver),
         )
     silent = engines.silent(sender)
@@ -237,10 +219,10 @@ def _sender_down(
         newest = max(one.last_seen_ns or 0 for one in silent)
         return Reason(
             Lack.SENDER,
-            f"{_listed(silent)} of the sending engine {printable(sender.id)} no longer runs",
+            Lack.SENDER.of(listed(silent), engine, Why.NO_LONGER_RUNS),
             confidence="likely",
             at_fault=tuple(silent),
-            evidence=(f"{_listed(silent)}: last heartbeat at {_clock(newest)}",),
+            evidence=(Why.LAST_HEARTBEAT.of(listed(silent), clock(newest)),),
             next=_waits_for_read(receive, receiver),
         )
     return None
@@ -251,9 +233,9 @@ def _freed(receive: Transfer, send: Transfer | None, receiver: KvEngine) -> Reas
         return None
     return Reason(
         Lack.LEASE,
-        "the sending engine freed its blocks before they were read",
-        evidence=(f"the lease ended at {_clock(send.changed_ns)}",),
-        next=("vLLM reads the freed blocks all the same: the tokens may be wrong",),
+        str(Lack.LEASE),
+        evidence=(Why.LEASE_ENDED.of(clock(send.changed_ns)),),
+        next=(str(Next.READS_FREED),),
     )
 
 
@@ -277,29 +259,24 @@ def _no_room(
     if busy:
         return Reason(
             Lack.TURN,
-            f"its turn in {receiver.name}, which still generates for other requests",
+            Lack.TURN.of(receiver.name),
             confidence="likely",
             role="latent",
             hangs=False,
-            evidence=(f"{_listed(busy)}: a step with tokens in the last seconds",),
-            next=("vLLM keeps it in its queue until blocks are free, without a timeout",),
+            evidence=(Why.GENERATES.of(listed(busy)),),
+            next=(str(Next.QUEUED),),
         )
-    held = (
-        f"; {plural(len(holding), 'request')} of this engine hold blocks that they wait to fill"
-        if holding
-        else "; other requests of this engine hold them"
-    )
-    lease = " The sending engine extends the lease while this one asks for it." if one.send else ""
+    requests = plural(len(holding), "request")
+    given_none = Why.GIVEN_NONE.of(waited)
     return Reason(
         Lack.ROOM,
-        f"{receiver.name} has no free KV blocks for it{held}",
+        Lack.ROOM.of(
+            receiver.name, Why.HOLD_BLOCKS.of(requests) if holding else Why.HELD_BY_OTHERS
+        ),
         confidence="likely",
         role="consequence" if stuck else "cause",
-        evidence=(
-            f"the request reached the scheduler {waited:.0f} s ago and was given no blocks"
-            + (f"; it needs {receive.blocks}" if receive.blocks else ""),
-        ),
-        next=(f"vLLM keeps it in its queue until blocks are free, without a timeout.{lease}",),
+        evidence=(Why.NEEDS.of(given_none, receive.blocks) if receive.blocks else given_none,),
+        next=(Next.EXTENDED.of(Next.QUEUED) if one.send else f"{Next.QUEUED}.",),
     )
 
 
@@ -318,47 +295,29 @@ def _wrong_address(engines: Engines, receive: Transfer, sender: KvEngine) -> str
     host, port = sorted(known)[0]
     if receive.port in {port for _, port in known}:
         return None  # one host may have several names
-    return (
-        f"the receiving engine asks {_address(receive)}, but engine {printable(sender.id)} "
-        f"answers handshakes at {printable(host)}:{port}"
-    )
+    answers = f"{printable(host)}:{port}"
+    return Why.OTHER_ADDRESS.of(address_text(receive), printable(sender.id), answers)
 
 
 def _still(
     receive: Transfer, send: Transfer | None, sender: KvEngine | None, receiver: KvEngine
 ) -> Reason:
     """Return a reason for a wait that no record explains."""
-    what = {"handshake": "the answer to its handshake", "read": "the end of its read"}.get(
-        receive.phase, "its blocks"
-    )
+    known = {"handshake": Why.HANDSHAKE, "read": Why.READ}
+    what = str(known.get(receive.phase, Why.ITS_BLOCKS))
     if not receive.peer:
-        store = receiver.connector or "the connector"
-        return Reason(Lack.DELIVERY, f"{store} has not delivered {what}", "likely", detail=what)
+        store = receiver.connector or Why.CONNECTOR
+        return Reason(Lack.DELIVERY, Lack.DELIVERY.of(store, what), "likely", detail=what)
+    next = _waits_for_read(receive, receiver)
     if sender is None:
-        return Reason(
-            Lack.ENGINE,
-            f"{what} from engine {printable(receive.peer)}"
-            + (f" at {_address(receive)}" if receive.port else "")
-            + ", which is not among the engines read",
-            "ambiguous",
-            next=_waits_for_read(receive, receiver),
-            detail=what,
-        )
+        at = f" at {address_text(receive)}" if receive.port else ""
+        missing = Lack.ENGINE.of(what, printable(receive.peer), at)
+        return Reason(Lack.ENGINE, missing, "ambiguous", next=next, detail=what)
     if send is None:
-        return Reason(
-            Lack.RECORD,
-            f"{what}: the sending {sender.name} has no record of this request",
-            "likely",
-            at_fault=tuple(sender.processes),
-            next=_waits_for_read(receive, receiver),
-        )
-    return Reason(
-        Lack.BLOCKS,
-        f"{what} from the sending {sender.name}, whose processes run",
-        "likely",
-        next=_waits_for_read(receive, receiver),
-        detail=what,
-    )
+        missing, singled = Lack.RECORD.of(what, sender.name), tuple(sender.processes)
+        return Reason(Lack.RECORD, missing, "likely", at_fault=singled, next=next)
+    missing = Lack.BLOCKS.of(what, sender.name)
+    return Reason(Lack.BLOCKS, missing, "likely", next=next, detail=what)
 
 
 def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Thresholds) -> Reason | None:
@@ -373,14 +332,13 @@ def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Thresholds
     if not any(_receives(other) for other in others) or kept < limits.of(sender):
         return None
     names = " and ".join(f"engine {printable(other.id)}" for other in others[:_MOST_SHOWN])
-    over = _until(engines, send)
+    over = until(send.deadline_ns, engines.now_ns)
     return Reason(
         Lack.SECOND_HALF,
-        f"its second half: {names} never received the request, so that nobody reads the blocks "
-        f"that {sender.name} keeps for it",
+        Lack.SECOND_HALF.of(names, sender.name),
         "likely",
-        evidence=(f"no record of {names} names this request",),
-        next=(f"vLLM frees the blocks {over}" if over else "vLLM keeps the blocks",),
+        evidence=(Why.NO_RECORD_NAMES.of(names),),
+        next=(Next.FREES.of(over) if over else str(Next.KEEPS),),
     )
 
 
@@ -394,59 +352,19 @@ def _expired_unread(engines: Engines, send: Transfer) -> Reason | None:
         return None
     return Reason(
         Lack.READER,
-        "no engine read its blocks before they were freed; its client may have gone",
+        str(Lack.READER),
         "likely",
         role="latent",
         hangs=False,
-        evidence=(f"the lease ended at {_clock(send.changed_ns)}",),
+        evidence=(Why.LEASE_ENDED.of(clock(send.changed_ns)),),
     )
 
 
 def _waits_for_read(receive: Transfer, receiver: KvEngine) -> tuple[str, ...]:
     if receive.phase == "handshake":
-        return (_after_failure(receiver, f"after {HANDSHAKE_SECONDS} s without an answer"),)
-    return (
-        "vLLM has no timeout for a read that has begun: the request waits until its client gives "
-        "up or the connection breaks",
-    )
+        return (_after_failure(receiver, Next.NO_ANSWER.of(HANDSHAKE_SECONDS)),)
+    return (str(Next.NO_TIMEOUT),)
 
 
 def _after_failure(receiver: KvEngine, when: str) -> str:
-    does = "computes the blocks itself" if receiver.recomputes else "fails the request"
-    return f"vLLM {does} {when} (kv_load_failure_policy)"
-
-
-def _until(engines: Engines, send: Transfer) -> str:
-    if not send.deadline_ns:
-        return ""
-    left = (send.deadline_ns - engines.now_ns) / 1e9
-    return f"at {_clock(send.deadline_ns)}, {f'in {left:.0f} s' if left > 0 else 'now'}"
-
-
-def _ended_text(gone: Sequence[Rank]) -> str:
-    how = []
-    for one in gone:
-        error = one.details.get("ended_with")
-        text = "exited normally" if one.exited else "is gone without an exit"
-        text = f"ended with {error}" if error else text
-        seen = f", last heartbeat at {_clock(one.last_seen_ns)}" if one.last_seen_ns else ""
-        how.append(f"pid {one.pid} {text}{seen}")
-    return "; ".join(how)
-
-
-def _listed(processes: Sequence[Rank]) -> str:
-    return ", ".join(_process(one) for one in processes[:_MOST_SHOWN])
-
-
-def _process(one: Rank) -> str:
-    what = f"worker rank {one.rank}" if one.rank >= 0 else "the scheduler"
-    return f"{what} (pid {one.pid})"
-
-
-def _address(one: Transfer) -> str:
-    return f"{printable(one.host)}:{one.port}"
-
-
-def _clock(time_ns: int) -> str:
-    """Return a time of day in UTC."""
-    return time.strftime("%H:%M:%S UTC", time.gmtime(time_ns / 1e9))
+    return (Next.RECOMPUTES if receiver.recomputes else Next.FAILS).of(when)

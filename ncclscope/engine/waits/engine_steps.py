@@ -19,7 +19,7 @@ from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.wording import steps as wording
 from ncclscope.wording.ends import saw_worker_end
-from ncclscope.wording.names import ranks_text, site_text
+from ncclscope.wording.names import ranks_text
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -179,7 +179,7 @@ def _call(members: Sequence[Rank]) -> str:
     ):
         return ""
     label = members[0].logs[first.comm].communicator.label or first.comm[:12]
-    return f", in call {first.seq} on {label}, {first.op}{site_text(first)}"
+    return wording.in_call(first, label)
 
 
 def _step_of_divergence(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:

@@ -121,7 +121,7 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         evidence=(
             posted_alone(comm, call, failed, absent),
             *(f"rank {rank.rank} {_ending(rank)}" for rank in ranks),
-            *(f"rank {one.rank} is in {one.text}" for one in inside),
+            *(Unrecorded.IS_IN.of(one.rank, one.text) for one in inside),
         ),
         inferred=(Unrecorded.LEFT.of(ranks_text(absent)),),
     )

@@ -15,8 +15,8 @@ from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.model.unranked import unranked
 from ncclscope.untrusted import printable
-from ncclscope.wording.coverage import Gap
 from ncclscope.wording.names import by_words, comm_text, plural, ranks_text
+from ncclscope.wording.verdicts import Gap
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
 """Each call of these is several launches of NCCL's, so that counts cannot be compared."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import (
+    be,
     call_on,
     call_text,
     comm_text,
@@ -318,3 +319,117 @@ def hidden_in(ranks: Sequence[int], place: str, noted: str) -> str:
         return f"{ranks_text(ranks)} {verb(ranks, 'use')} collectives that are not recorded"
     wait = f"{ranks_text(ranks)} {verb(ranks, 'wait')}"
     return f"{wait} {noted}" if noted else f"{wait} in {place}, which is not recorded"
+
+
+ACTIVITIES = {
+    "ddp_init": "the constructor of DistributedDataParallel",
+    "ddp_forward": "the forward of DistributedDataParallel",
+    "ddp_backward": "the backward of DistributedDataParallel",
+    "ddp_join": "the join of DistributedDataParallel",
+    "broadcast_coalesced": "a broadcast of parameters by C++",
+}
+"""Activities in which a process posts collectives that no probe records."""
+
+
+class Unrecorded(Phrase):
+    """What follows from collectives that are not recorded."""
+
+    WAITS = "they wait in a collective that no probe records"
+    IS_IN = "rank {} is in {}"
+    LOST = "the connection was lost in a call that is not recorded"
+    LEFT = (
+        "{} left the common sequence, not all the others: their call was matched with a "
+        "collective that is not recorded"
+    )
+    ABORTED = (
+        "it was matched with an unrecorded collective of {}, and the library ended the process "
+        "because of it"
+    )
+
+
+def activity_text(doing: Activity) -> str:
+    """Return ``the backward of DistributedDataParallel at train.py:12 step``."""
+    what = ACTIVITIES[doing.name]
+    return f"{what} at {doing.detail}" if doing.detail else what
+
+
+def been_in(waiting: Sequence[int], where: str, seconds: float) -> str:
+    """Say for how long ranks have been in code without a recorded call."""
+    return (
+        f"{ranks_text(waiting)} {have(waiting)} been in {where} for {seconds:.0f} s; no call was "
+        f"recorded since"
+    )
+
+
+def wait_in(waiting: Sequence[int], where: str, seconds: float, others: Sequence[int] = ()) -> str:
+    """Say that ranks wait in such code, and that the smaller side left, if others are elsewhere."""
+    wait = f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for {seconds:.0f} s"
+    if not others:
+        return (
+            f"{wait}. Its collectives are not recorded, so it is unknown which rank left the "
+            f"common sequence."
+        )
+    few = min(others, waiting, key=len)
+    return (
+        f"{wait}, and {ranks_text(others)} {be(others)} elsewhere: {ranks_text(few)} left the "
+        f"common sequence."
+    )
+
+
+def wait_for_ended(
+    run: Run, ended: Sequence[int], waiting: Sequence[int], where: str, seconds: float
+) -> str:
+    """Say that ranks wait in such code, and others have ended."""
+    return (
+        f"{sentence(who_text(run, ended))} {have(ended)} ended, and {ranks_text(waiting)} "
+        f"{verb(waiting, 'wait')} in {where} for {seconds:.0f} s, whose collectives are not "
+        f"recorded."
+    )
+
+
+class Late(Phrase):
+    """What follows for ranks that are late."""
+
+    MAY_COME = "{} may still come to the call"
+    USES = "rank {}, with the processes that it started, uses {:.0%} of a core"
+
+
+def late_for_all(
+    run: Run,
+    absent: Sequence[int],
+    waiting: Sequence[int],
+    first: tuple[int, Communicator, Call],
+    at: str,
+) -> str:
+    """Say that all ranks wait for late ones, the first in a call; `at`: where those are."""
+    rank, comm, call = first
+    return (
+        f"{sentence(who_text(run, absent))} {be(absent)} late: {ranks_text(waiting)} "
+        f"{verb(waiting, 'wait')}, rank {rank} in {call_text(call)} on {comm_text(comm)}. "
+        f"{at or 'It is at work'}, or in an endless loop."
+    )
+
+
+def late_for(
+    run: Run,
+    absent: Sequence[int],
+    waiting: Sequence[int],
+    where: str,
+    at: str,
+    shares: Iterable[float],
+) -> str:
+    """Say that ranks are late for a call, and what share of a core each uses."""
+    listed = ", ".join(f"{share:.0%}" for share in shares)
+    return (
+        f"{sentence(who_text(run, absent))} {be(absent)} late for {where}, in which "
+        f"{ranks_text(waiting)} {verb(waiting, 'wait')}: {at or 'at work'} ({listed} of a core), "
+        f"or in an endless loop."
+    )
+
+
+def elsewhere(absent: Sequence[int], waiting: Sequence[int], where: str) -> str:
+    """Say that ranks wait in a call, and others post calls on other communicators."""
+    return (
+        f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}; {ranks_text(absent)} "
+        f"{verb(absent, 'post')} calls on other communicators, and may still come."
+    )

@@ -23,10 +23,10 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording import late as wording
+from ncclscope.wording import waits as wording
 from ncclscope.wording.doubts import Doubt
-from ncclscope.wording.late import Late
 from ncclscope.wording.names import numbered, ranks_text
+from ncclscope.wording.waits import Late
 
 LATE = "late"
 """The kind of a finding about ranks at work for which others wait."""

@@ -15,8 +15,7 @@ from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.model import Activity, Call, Rank
 from ncclscope.model.snapshot import Frame
 from ncclscope.wording.names import call_on, call_text
-from ncclscope.wording.unrecorded import ACTIVITIES, activity_text
-from ncclscope.wording.waits import Place
+from ncclscope.wording.waits import ACTIVITIES, Place, activity_text
 
 
 @dataclass(frozen=True)

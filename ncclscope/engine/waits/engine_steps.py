@@ -17,7 +17,7 @@ from ncclscope.engine.waits.noted import raised
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
-from ncclscope.wording import steps as wording
+from ncclscope.wording import notes as wording
 from ncclscope.wording.ends import saw_worker_end
 from ncclscope.wording.names import ranks_text
 

@@ -17,10 +17,9 @@ from ncclscope.engine.waits.endings import failed, status_of
 from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
 from ncclscope.wording import ends
-from ncclscope.wording import unrecorded as wording
+from ncclscope.wording import waits as wording
 from ncclscope.wording.names import rank_text, ranks_text
-from ncclscope.wording.unrecorded import Unrecorded
-from ncclscope.wording.waits import posted_alone
+from ncclscope.wording.waits import Unrecorded, posted_alone
 
 ANALYZER = "decision"
 

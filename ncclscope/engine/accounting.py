@@ -20,14 +20,14 @@ from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording import waits as wording
 from ncclscope.wording.doubts import Doubt
-from ncclscope.wording.names import comm_text, plural, ranks_text, sentence, verb
-from ncclscope.wording.waits import Place
+from ncclscope.wording.names import plural, rank_text
+from ncclscope.wording.waits import Place, Wait
 
 _IN_GRAPH = frozenset({"not_joined", "dead_rank", "stalled", "extra_call", "p2p_mismatch"})
 """Kinds of findings on waits that the graph has. It has none for keys of a store, for instance."""
 
+_SHOWN = 4
 _LATE = ("not_joined", "dead_rank")
 
 
@@ -64,7 +64,7 @@ def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
         others = sorted(named.difference(one.diverging_ranks))
         sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
         if sure and others:
-            doubt = Doubt.MAY_WAIT.of(ranks_text(others))
+            doubt = Doubt.MAY_WAIT.of(others)
             found.append(_doubted(one, doubt))
         else:
             found.append(one)
@@ -82,11 +82,7 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
         first = found[place]
         assert one.comm is not None
         found[place] = replace(
-            first.with_note(
-                Doubt.DID_THE_SAME.of(
-                    sentence(ranks_text(one.diverging_ranks)), comm_text(one.comm)
-                )
-            ),
+            first.with_note(Doubt.DID_THE_SAME.of(one.diverging_ranks, one.comm)),
             diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
             evidence=(*first.evidence, *one.evidence),
         )
@@ -194,18 +190,20 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     if found is None or found.call.op in P2P_OPS:
         return finding
     comm = case.run.communicators[found.call.comm]
-    others = sorted(graph.waiting.keys() - {number})
+    who, others = rank_text(case.run, number), sorted(graph.waiting.keys() - {number})
+    said = Wait.POSTED_MORE if instead is None else Wait.POSTED_ELSEWHERE
+    did = said.of(
+        who=who,
+        calls=plural(found.calls, "call"),
+        call=found.call,
+        comm=comm,
+        other=instead and case.run.communicators[instead.comm],
+        waiting=others,
+    )
     return replace(
         finding,
         kind="extra_call" if instead is None else "comm_swap",
-        summary=wording.posted_instead(
-            case.run,
-            number,
-            found.call,
-            others,
-            more=found.calls,
-            instead=None if instead is None else case.run.communicators[instead.comm],
-        ),
+        summary=did,
         comm=comm,
         seq=found.call.seq,
         odd=found.call,
@@ -253,13 +251,18 @@ def _either(case: Case, graph: WaitGraph) -> Finding:
     first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
     comm = case.run.communicators[first.comm]
     lines = tuple(
-        wording.waits_for(rank, case.run.communicators[wait.call.comm], wait.call, wait.awaited)
+        Wait.RANK_FOR.of(
+            rank=rank,
+            call=wait.call,
+            comm=case.run.communicators[wait.call.comm],
+            awaited=wait.awaited,
+        )
         for rank, waits in sorted(graph.waiting.items())
         for wait in waits
     )
     return Finding(
         kind="order_cycle",
-        summary=wording.circle(lines),
+        summary=Wait.EACH_OTHER.of("; ".join(lines[:_SHOWN])),
         comm=comm,
         seq=None,
         candidate_ranks=ranks,
@@ -369,7 +372,7 @@ def _among(finding: Finding, kept: frozenset[int]) -> Finding:
         return as_consequence(finding)
     victims = [rank for rank in finding.diverging_ranks if rank not in kept]
     return replace(
-        finding.with_note(wording.victims_follow(victims, ranks)),
+        finding.with_note(Wait.VICTIMS.of(victims=victims, ranks=ranks)),
         diverging_ranks=ranks,
     )
 
@@ -384,7 +387,7 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
         return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
     waiting = plural(len(graph.waiting), "waiting rank")
-    return finding.with_note(Doubt.ONLY.of(ranks_text(ranks), waiting)).naming(ranks)
+    return finding.with_note(Doubt.ONLY.of(ranks, waiting)).naming(ranks)
 
 
 def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
@@ -397,21 +400,21 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         return finding
     known = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
     if lost := [rank.rank for rank in known if rank is not None and ended_by_peers(rank)]:
-        return _doubted(finding, Doubt.LOST.of(ranks_text(lost)))
+        return _doubted(finding, Doubt.LOST.of(lost))
     if held := graph.obscure.intersection(finding.diverging_ranks):
-        return _doubted(finding, Doubt.UNSEEN.of(ranks_text(held), verb(held, "wait")))
+        return _doubted(finding, Doubt.UNSEEN.of(held))
     if partly := graph.partly_waiting.intersection(finding.diverging_ranks):
-        return _doubted(finding, Doubt.OTHER_THREAD.of(ranks_text(partly)))
+        return _doubted(finding, Doubt.OTHER_THREAD.of(partly))
     named = {*finding.diverging_ranks}
     behind = {
         peer for rank in named for wait in graph.waiting.get(rank, ()) for peer in wait.awaited
     }
     if finding.kind in _LATE and behind - named:
-        return _doubted(finding, Doubt.HELD_UP.of(ranks_text(named), ranks_text(behind - named)))
+        return _doubted(finding, Doubt.HELD_UP.of(named, behind - named))
     others = [one for one in graph.cheapest if not (one <= named or named <= one)]
     if not others:
         return finding
-    return _doubted(finding, Doubt.RIVAL.of(ranks_text(others[0])))
+    return _doubted(finding, Doubt.RIVAL.of(others[0]))
 
 
 def _doubted(finding: Finding, doubt: str) -> Finding:
@@ -430,7 +433,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         return list(findings)
     lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
     if proof.held:
-        lines.append(Doubt.STILL_WAIT.of(ranks_text(proof.held)))
+        lines.append(Doubt.STILL_WAIT.of(proof.held))
     return [
         replace(
             one,
@@ -454,14 +457,22 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     how = None if rank is None else case.how_it_ended(rank)
     kind = "not_joined"
     last = None if rank is None else rank.last_call(transfers=True)
-    state = wording.whereabouts(case.run.communicators[last.comm] if last else None, last)
+    state = str(Place.POSTED_NONE)
+    if last is not None:
+        state = Place.NEVER_CAME.of(call=last, comm=case.run.communicators[last.comm])
     if rank is None:
         kind, state = "dead_rank", str(Place.NO_RECORD)
     elif how is not None or number in graph.gone:
-        kind, state = "dead_rank", wording.is_dead(how)
+        kind, state = "dead_rank", Place.IS_DEAD.of(how or Place.LIVED_ON)
     return Finding(
         kind=kind,
-        summary=wording.held_up(case.run, comm, first.call, number, those, state),
+        summary=Wait.HELD_UP.of(
+            who=rank_text(case.run, number),
+            state=state,
+            waiting=those,
+            call=first.call,
+            comm=comm,
+        ),
         comm=comm,
         seq=None,
         diverging_ranks=(number,),
@@ -471,6 +482,6 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
         confidence="likely",
         role="cause",
         analyzer="accounting",
-        evidence=tuple(wording.open_call(wait.rank, wait.call) for wait in waiting),
-        inferred=tuple(Doubt.WAITS_FOR.of(one.rank, ranks_text(one.awaited)) for one in waiting),
+        evidence=tuple(Wait.OPEN.of(wait.rank, wait.call) for wait in waiting),
+        inferred=tuple(Doubt.WAITS_FOR.of(one.rank, one.awaited) for one in waiting),
     )

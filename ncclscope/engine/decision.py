@@ -39,9 +39,9 @@ from ncclscope.engine.waits.unrecorded import (
 from ncclscope.model import Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
 from ncclscope.model.metadata import DAMAGED, UNCHECKED
-from ncclscope.wording import waits as wording
 from ncclscope.wording.doubts import Doubt
-from ncclscope.wording.names import by_words, numbered, ranks_text, sentence, verb
+from ncclscope.wording.names import by_words, call_on, numbered, sentence, verb, who_text
+from ncclscope.wording.waits import Unrecorded, Wait
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
@@ -140,10 +140,11 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     if finding.kind == "dead_rank" and len(waiting) > len(absent):
         return finding
     call = case.waits.pending_calls[waiting[0]].call
-    doing = _hidden_text(case, hidden, positions)
+    where, doing = call_on(comm, call), _hidden_text(case, hidden, positions)
+    sides = {"waiting": waiting, "where": where, "absent": absent, "doing": doing}
     short = _short_by_counts(case)
     evidence = (
-        wording.in_it(comm, call, waiting, absent),
+        Wait.IN_IT.of(waiting=waiting, where=where, absent=absent),
         *(fact for fact in finding.facts[1:] if fact.subject is not None),
     )
     known = any(positions[rank].is_unrecorded for rank in hidden if rank in positions)
@@ -152,13 +153,13 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         finding,
         peers=call,
         evidence=evidence,
-        inferred=(Doubt.UNRECORDED.of(ranks_text(hidden), wait),),
+        inferred=(Doubt.UNRECORDED.of(hidden, wait),),
     )
     if short and set(short) <= set(comm.ranks):
         return replace(
             common.naming(short),
             kind="missing_call",
-            summary=wording.launched_fewer(comm, call, short, waiting, doing),
+            summary=Wait.LAUNCHED_FEWER.of(short=short, **sides),
             odd=None,
             evidence=(*evidence, *_ras_lines(case)),
         )
@@ -168,18 +169,20 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
             kind="extra_call",
             odd=call,
             peers=None,
-            summary=wording.left_sequence(case.run, comm, call, (waiting, absent), doing),
+            summary=Wait.LEFT_SEQUENCE.of(
+                who=who_text(case.run, waiting), alone="alone " * (len(waiting) == 1), **sides
+            ),
         )
     if len(waiting) > len(absent):
         return replace(
             common.naming(absent),
             kind="not_joined",
-            summary=wording.not_joined(case.run, comm, call, (waiting, absent), doing),
+            summary=Wait.NOT_JOINED.of(who=who_text(case.run, absent), **sides),
         )
     return replace(
         common.undecided(sorted(comm.ranks)),
         kind="not_joined",
-        summary=wording.not_posted(comm, call, waiting, absent, doing),
+        summary=Wait.NOT_POSTED.of(**sides),
     )
 
 
@@ -234,7 +237,7 @@ def _with_named(finding: Finding, one: Finding) -> Finding:
         return replace(finding, summary=sentence(one.summary))
     # The counts contradict the finding's own summary, that no rank diverged.
     where = numbered(finding.comm, finding.seq, finding.peers)
-    waits = f"; {wording.wait_text_in(finding.comm.ranks, where)}"
+    waits = f"; {Wait.IN.of(ranks=finding.comm.ranks, where=where)}"
     return replace(finding, summary=sentence(one.with_clause(waits).summary))
 
 
@@ -260,10 +263,11 @@ def _hidden_text(case: Case, hidden: Sequence[int], positions: Mapping[int, Posi
         places.append((text, rank))
     parts = []
     for text, ranks in by_words(places).items():
-        noted, within = doing_in_common(case.run, ranks), ""
-        if noted is not None:
-            within = noted.text if noted.name == STORE_WAIT else f"in {noted.text}"
-        parts.append(wording.hidden_in(ranks, text, within))
+        noted, said = doing_in_common(case.run, ranks), Unrecorded.IN if text else Unrecorded.USE
+        at = ""
+        if text and noted is not None:
+            said, at = Unrecorded.NOTED, "" if noted.name == STORE_WAIT else "in "
+        parts.append(said.of(ranks=ranks, place=text, noted=f"{at}{noted and noted.text}"))
     return "; ".join(parts)
 
 
@@ -283,7 +287,7 @@ def _from_counts(case: Case) -> Iterable[Finding]:
     everybody = tuple(rank.rank for rank in case.run.ranks)
     yield Finding(
         kind=found.kind,
-        summary=Doubt.COUNTS.of(sentence(found.says)),
+        summary=Doubt.COUNTS.of(found.says),
         diverging_ranks=ranks,
         candidate_ranks=() if ranks else everybody,
         confidence="likely" if ranks else "ambiguous",

@@ -9,7 +9,7 @@ from ncclscope.engine.case import Case
 from ncclscope.model import Finding
 from ncclscope.wording.ends import dead_together
 from ncclscope.wording.names import numbered
-from ncclscope.wording.waits import wait_for
+from ncclscope.wording.waits import Wait
 
 _DOUBTS = ("ambiguous", "likely", "certain")
 
@@ -46,7 +46,8 @@ def _joined(case: Case, group: Sequence[Finding]) -> Finding:
 
 def wait_text(finding: Finding, waiting: Sequence[int], whom: str) -> str:
     """Return that ranks wait for others in the call of a finding."""
-    return wait_for(waiting, whom, numbered(finding.comm, finding.seq, finding.peers))
+    where = numbered(finding.comm, finding.seq, finding.peers)
+    return Wait.FOR.of(waiting=waiting, whom=whom, where=where)
 
 
 def _is_in(case: Case, number: int, finding: Finding) -> bool:

@@ -18,10 +18,9 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Call, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
 from ncclscope.model.unranked import unranked
-from ncclscope.wording import doubts as wording
 from ncclscope.wording.doubts import Doubt
-from ncclscope.wording.names import numbered, ranks_text, sentence
-from ncclscope.wording.waits import never_joined, wait_text_in
+from ncclscope.wording.names import numbered, sentence, who_text
+from ncclscope.wording.waits import Wait
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
@@ -46,7 +45,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     if hides_damage(finding):
         return replace(
             finding.undecided(comm.ranks),
-            summary=wording.damaged_on_one_side(comm, finding.seq),
+            summary=Doubt.ONE_SIDE.of(seq=finding.seq, comm=comm, ranks=comm.ranks),
             role="latent",
         )
     if finding.kind not in WAITS:
@@ -70,15 +69,18 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         return replace(
             finding.naming(few) if few else finding.undecided(comm.ranks),
             kind="not_joined",
-            summary=never_joined(case.run, absent, where, waiting, unknown),
+            summary=Wait.NEVER_JOINED.of(
+                who=who_text(case.run, absent), where=where, waiting=waiting, rest=unknown
+            ),
             odd=None,
             evidence=tuple(line for line in finding.evidence if not _is_about(line, lost)),
             inferred=() if case.run.by_rank.keys() & {*lost} else finding.inferred,
         )
+    where = numbered(comm, finding.seq)
     return replace(
         finding.undecided(comm.ranks),
         kind="stalled",
-        summary=f"{sentence(wait_text_in(waiting, numbered(comm, finding.seq)))}. {unknown}",
+        summary=f"{sentence(Wait.IN.of(ranks=waiting, where=where))}. {unknown}",
         odd=None,
         evidence=finding.facts[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
         role="cause" if _waits_long(case, waiting) else "latent",
@@ -101,7 +103,8 @@ def _waits_long(case: Case, waiting: Sequence[int]) -> bool:
 
 def _unknown_text(case: Case, lost: Sequence[int]) -> str:
     untraced = {one.rank for one in case.run.untraced} & {*lost}
-    return wording.unknown_joined([n for n in lost if n not in untraced], [*untraced])
+    texts = ((Doubt.DAMAGED, {*lost} - untraced), (Doubt.UNTRACED, untraced))
+    return " ".join(doubt.of(ranks) for doubt, ranks in texts if ranks)
 
 
 def unless_untraced(case: Case, finding: Finding) -> Finding:
@@ -111,7 +114,7 @@ def unless_untraced(case: Case, finding: Finding) -> Finding:
         return finding
     return replace(
         finding.undecided(sorted({*finding.diverging_ranks, *finding.candidate_ranks})),
-        inferred=(*finding.inferred, Doubt.NOT_RECORDED.of(ranks_text(untraced))),
+        inferred=(*finding.inferred, Doubt.NOT_RECORDED.of(untraced)),
     )
 
 
@@ -158,7 +161,7 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
         return finding  # that is no pause of the program's, and has no length of its own
     if ranks and all(is_as_slow_as_ever(case, rank, key) for rank in ranks):
         return replace(
-            finding.with_clause(Doubt.USUAL.of(ranks_text(ranks))).undecided(ranks),
+            finding.with_clause(Doubt.USUAL.of(ranks)).undecided(ranks),
             role="latent",
         )
     if finding.confidence == "certain" and case.quiet is not None and case.quiet < _PAUSE_SECONDS:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ncclscope.model import Communicator
-from ncclscope.wording.names import comm_text, ranks_text
 from ncclscope.wording.phrase import Phrase
 
 
@@ -14,11 +10,11 @@ class Doubt(Phrase):
 
     WAITS_FOR = "rank {} waits for {}"
     MAY_WAIT = "it may wait for {}"
-    DID_THE_SAME = "{} did the same on {}."
+    DID_THE_SAME = "{:^} did the same on {}."
     SAME_BEFORE = "its peers' calls up to there are the same as its own"
     WHICH_IS_WRONG = "the records do not show which of them is wrong"
     LOST = "{} lost a connection: the peer may have ended first"
-    UNSEEN = "{} {} for something that is not seen"
+    UNSEEN = "{0} {0:wait} for something that is not seen"
     OTHER_THREAD = (
         "another thread of {} waits for other ranks, and the one that never came may wait for it"
     )
@@ -26,8 +22,12 @@ class Doubt(Phrase):
     RIVAL = "a repair of {} instead would release all ranks that wait as well"
     STILL_WAIT = "{} would still wait: something else is wrong, too"
     ONLY = "Only {} would release all {}."
+    ONE_SIDE = (
+        "The record of call {seq} on {comm} is damaged on one side, so it is unknown whether "
+        "{ranks} agree in it."
+    )
     DAMAGED = "It is unknown whether {} joined it: the record is damaged."
-    UNTRACED = "It is unknown whether {} joined it: {} not recorded."
+    UNTRACED = "It is unknown whether {0} joined it: {0:they are} not recorded."
     NOT_RECORDED = "{} may be there as well: what is not recorded does not show"
     USUAL = "; earlier pauses of {} between calls were often as long"
     LATE = "it hung: a rank that is merely late looks the same"
@@ -44,23 +44,6 @@ class Doubt(Phrase):
         "why its peers wait"
     )
     LEFT = "Rank {} raised {} in it, and waits there no more."
-    COUNTS = "{}, as NCCL counts them; in the records no rank differs."
+    COUNTS = "{:^}, as NCCL counts them; in the records no rank differs."
     WHICH_CALL = "which call it is: counts do not show it"
     AT_NOW = "stacks: rank {} is at {} now"
-
-
-def damaged_on_one_side(comm: Communicator, seq: int | None) -> str:
-    """Say that a call cannot be compared as its record is damaged."""
-    return (
-        f"The record of call {seq} on {comm_text(comm)} is damaged on one side, so it is unknown "
-        f"whether {ranks_text(comm.ranks)} agree in it."
-    )
-
-
-def unknown_joined(damaged: Sequence[int], untraced: Sequence[int]) -> str:
-    """Say of which ranks it is unknown whether they joined a call, and why."""
-    texts = [Doubt.DAMAGED.of(ranks_text(damaged))] if damaged else []
-    if untraced:
-        they = "it is" if len(untraced) == 1 else "they are"
-        texts.append(Doubt.UNTRACED.of(ranks_text(untraced), they))
-    return " ".join(texts)

@@ -1,16 +1,55 @@
-"""Short wordings with a code, where a function each would hold one line."""
+"""Sentences with a code, and slots for ranks, calls, communicators and numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
+from string import Formatter
+
+from ncclscope.model import Call, Communicator
+from ncclscope.wording.names import call_text, comm_text, ranks_text, sentence
+
+_SINGULAR = {
+    "are": "is",
+    "do": "does",
+    "have": "has",
+    "their": "its",
+    "them": "it",
+    "They": "It",
+    "they are": "it is",
+    "were": "was",
+}
 
 
 class Phrase(Enum):
-    """A code whose value is its wording, with places for values."""
+    """A code whose value is its wording.
 
-    def of(self, *values: object) -> str:
-        """Return the wording with these values."""
-        return str(self.value).format(*values)
+    A slot spells out its value: ``{}`` is ``ranks 2 3``, a call or a communicator. ``{:^}`` begins
+    a sentence with it. For ranks, ``{:wait}`` is that word, or ``waits`` for a single one.
+    """
+
+    def of(self, *values: object, **named: object) -> str:
+        """Return the wording with these values in its slots."""
+        return _SPELLER.vformat(str(self.value), values, named)
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+class _Speller(Formatter):
+    def format_field(self, value: object, format_spec: str) -> str:
+        if format_spec == "^":
+            return sentence(self.format_field(value, ""))
+        if isinstance(value, Call):
+            return call_text(value)
+        if isinstance(value, Communicator):
+            return comm_text(value)
+        if not isinstance(value, Collection) or isinstance(value, str):
+            return format(value, format_spec)
+        if not format_spec:
+            return ranks_text(value)
+        many = len(set(value)) != 1
+        return format_spec if many else _SINGULAR.get(format_spec, f"{format_spec}s")
+
+
+_SPELLER = _Speller()

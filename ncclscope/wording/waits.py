@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from ncclscope.model import Activity, Call, Communicator, Rank, Run
+from ncclscope.model import Activity, Rank
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import (
-    be,
-    call_on,
-    call_text,
-    comm_text,
-    have,
-    its,
-    plural,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-    who_text,
-)
+from ncclscope.wording.names import plural
 from ncclscope.wording.phrase import Phrase
 
 
 class Keeps(Phrase):
-    """What keeps a rank from a call in which others wait; the value follows its name."""
+    """What keeps a rank from a call in which others wait; it follows its name."""
 
     STOPPED = "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
     DEVICE = "is blocked on its device by work that is not a recorded call"
@@ -38,7 +25,7 @@ class Keeps(Phrase):
 
 
 class Place(Phrase):
-    """Where ranks without a pending call are."""
+    """Where ranks are, or what became of them; it follows their names."""
 
     NOT_RECORDED = "not recorded"
     NO_RECORD = "left no record"
@@ -47,64 +34,140 @@ class Place(Phrase):
     HAS_ENDED = "has ended"
     STOPPED = "is stopped at {}"
     IDLE = "idle, in dequeue"
+    IS_DEAD = "is dead, gone or stuck ({})"
+    LIVED_ON = "its peers lived on"
+    POSTED_NONE = "has posted no call"
+    NEVER_CAME = "never came: its last call is {call} on {comm}"
 
 
-def same_role(comms: Sequence[Communicator], *, posted: bool) -> str:
-    """Say that groups of the same role posted the corresponding call, or went on without one."""
-    names = "; ".join(comm_text(comm) for comm in comms[:3])
-    if posted:
-        return f"{names}: all members posted the corresponding call"
-    return f"{names}: all members went past this point without such a call"
+class Wait(Phrase):
+    """That ranks wait in a call, which others have not posted."""
 
-
-def by_numbers(waiting: Sequence[int], absent: Sequence[int], *, absent_diverged: bool) -> str:
-    """Say by which numbers one side of a call diverged."""
-    if absent_diverged:
-        return f"more ranks wait for {ranks_text(absent)} than are missing"
-    return (
-        f"{ranks_text(waiting)} {verb(waiting, 'wait')} in a call that the larger number, "
-        f"{ranks_text(absent)}, never posted"
+    ALL_POSTED = "{}: all members posted the corresponding call"
+    ALL_PASSED = "{}: all members went past this point without such a call"
+    MORE_WAIT = "more ranks wait for {} than are missing"
+    LARGER_NUMBER = (
+        "{waiting} {waiting:wait} in a call that the larger number, {absent}, never posted"
+    )
+    NOW = "{0} {0:wait}"
+    AND_NOW = "{:wait} in it"
+    THEN = "{} waited for {:.0f} s"
+    AND_THEN = "gave it up after {:.0f} s"
+    POSTED = "{posted} posted {where}, and {absent} did not"
+    ALONE = "{posted} posted {where}, and {posted:their} peers did not"
+    IN_IT = "{waiting} posted {where}, and {waiting:wait} in it; {absent} did not"
+    IN = "{ranks} {ranks:wait} in {where}"
+    FOR = "{waiting} {waiting:wait} for {whom} in {where}"
+    RANK_FOR = "rank {rank} waits in {call} on {comm} for {awaited}"
+    EACH_OTHER = "Ranks wait for each other: {}."
+    PASSED_BY = (
+        "{waiting:^} {waiting:wait} in {where}, which {passed} {passed:have} not posted: {reason}."
+    )
+    WENT_ON = (
+        "rank {rank} went on to call {seq} on {comm}, which rank {waiting} posted after this one"
+    )
+    HELD_UP = "{who:^} {state}; {waiting} {waiting:wait} for it in {call} on {comm}."
+    OPEN = "rank {} posted {}; it is not known to have completed"
+    POSTED_MORE = (
+        "{who:^} posted {calls} more than its peers, from {call} on {comm} on; {waiting} "
+        "{waiting:wait} for it."
+    )
+    POSTED_ELSEWHERE = (
+        "{who:^} posted {call} on {comm}, its peers on {other}; {waiting} {waiting:wait} for it."
+    )
+    VICTIMS = "{victims:^} {victims:wait} for others, and would go on if {ranks} came."
+    LAUNCHED_FEWER = (
+        "{short:^} launched fewer calls than {short:their} peers, as NCCL counts them: {waiting} "
+        "{waiting:wait} in {where}; {doing}."
+    )
+    LEFT_SEQUENCE = (
+        "{who:^} {waiting:wait} {alone}in {where}, which {absent} have not posted: {doing}. "
+        "{waiting:They} left the common sequence before {waiting:their} peers, or posted an extra "
+        "call."
+    )
+    NOT_JOINED = (
+        "{who:^} {absent:have} not joined {where}, in which {waiting} {waiting:wait}: {doing}."
+    )
+    NOT_POSTED = (
+        "{waiting:^} {waiting:wait} in {where}, which {absent} {absent:have} not posted: {doing}. "
+        "The records do not show which side left the common sequence."
+    )
+    NEVER_JOINED = "{who:^} never joined {where}, in which {waiting} {waiting:wait}. {rest}"
+    LATE = (
+        "{who:^} {absent:are} late for {where}, in which {waiting} {waiting:wait}: {at} ({shares} "
+        "of a core), or in an endless loop."
+    )
+    LATE_FOR_ALL = (
+        "{who:^} {absent:are} late: {waiting} {waiting:wait}, rank {rank} in {call} on {comm}. "
+        "{at}, or in an endless loop."
+    )
+    AT_WORK = "It is at work"
+    ELSEWHERE = (
+        "{waiting:^} {waiting:wait} in {where}; {absent} {absent:post} calls on other "
+        "communicators, and may still come."
+    )
+    MAY_COME = "{} may still come to the call"
+    USES = "rank {}, with the processes that it started, uses {:.0%} of a core"
+    HOLDS_SMS = (
+        "likely: {holder} on {holding} holds SMs for which the cooperative launch of {op} on "
+        "{comm} waits on some ranks, and the peers that it needs have launched that one first. The "
+        "same order on all ranks, or fewer SMs for {backend} (for NCCL: NCCL_MAX_CTAS), avoids it"
     )
 
 
-def wait_text(waiting: Sequence[int], gave_up: float | None) -> tuple[str, str]:
-    """Say that ranks wait, or waited until they gave up: with their names, and after.
+class Unrecorded(Phrase):
+    """What is known of waits in code whose collectives no probe records."""
 
-    Args:
-        waiting: The ranks.
-        gave_up: After how many seconds they gave up; None where they still wait.
-    """
-    if gave_up is None:
-        wait = verb(waiting, "wait")
-        return f"{ranks_text(waiting)} {wait}", f"{wait} in it"
-    seconds = f"{gave_up:.0f} s"
-    return f"{ranks_text(waiting)} waited for {seconds}", f"gave it up after {seconds}"
-
-
-def posted_alone(
-    comm: Communicator, call: Call, posted: Sequence[int], absent: Sequence[int] = ()
-) -> str:
-    """Say that ranks posted a call, and others, or their peers, did not."""
-    others = ranks_text(absent) if absent else f"{its(posted)} peers"
-    return f"{ranks_text(posted)} posted {call_on(comm, call)}, and {others} did not"
-
-
-def passed_by(
-    comm: Communicator, call: Call, waiting: Sequence[int], passed: Sequence[int], reason: str
-) -> str:
-    """Say that ranks wait in a call that others have not posted, and to which those went on."""
-    return (
-        f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {call_on(comm, call)}, which "
-        f"{ranks_text(passed)} {have(passed)} not posted: {reason}."
+    CONSTRUCTOR = "the constructor of DistributedDataParallel"
+    FORWARD = "the forward of DistributedDataParallel"
+    BACKWARD = "the backward of DistributedDataParallel"
+    JOIN = "the join of DistributedDataParallel"
+    BROADCAST = "a broadcast of parameters by C++"
+    USE = "{ranks} {ranks:use} collectives that are not recorded"
+    IN = "{ranks} {ranks:wait} in {place}, which is not recorded"
+    NOTED = "{ranks} {ranks:wait} {noted}"
+    IS_IN = "rank {} is in {}"
+    BEEN_IN = (
+        "{waiting} {waiting:have} been in {where} for {seconds:.0f} s; no call was recorded since"
+    )
+    WAITS = "they wait in a collective that no probe records"
+    WHO_LEFT = (
+        "{waiting:^} {waiting:wait} in {where} for {seconds:.0f} s. Its collectives are not "
+        "recorded, so it is unknown which rank left the common sequence."
+    )
+    FEW_LEFT = (
+        "{waiting:^} {waiting:wait} in {where} for {seconds:.0f} s, and {others} {others:are} "
+        "elsewhere: {few} left the common sequence."
+    )
+    FOR_ENDED = (
+        "{who:^} {ended:have} ended, and {waiting} {waiting:wait} in {where} for {seconds:.0f} s, "
+        "whose collectives are not recorded."
+    )
+    LOST = "the connection was lost in a call that is not recorded"
+    LEFT = (
+        "{} left the common sequence, not all the others: their call was matched with a "
+        "collective that is not recorded"
+    )
+    ABORTED = (
+        "it was matched with an unrecorded collective of {}, and the library ended the process "
+        "because of it"
     )
 
 
-def went_on_to(rank: Rank, seq: int, comm: Communicator, waiting: Rank) -> str:
-    """Say that a rank went on to a call that one which waits posted later."""
-    return (
-        f"rank {rank.rank} went on to call {seq} on {comm_text(comm)}, which rank {waiting.rank} "
-        f"posted after this one"
-    )
+ACTIVITIES = {
+    "ddp_init": Unrecorded.CONSTRUCTOR,
+    "ddp_forward": Unrecorded.FORWARD,
+    "ddp_backward": Unrecorded.BACKWARD,
+    "ddp_join": Unrecorded.JOIN,
+    "broadcast_coalesced": Unrecorded.BROADCAST,
+}
+"""Activities in which a process posts collectives that no probe records."""
+
+
+def activity_text(doing: Activity) -> str:
+    """Return ``the backward of DistributedDataParallel at train.py:12 step``."""
+    what = str(ACTIVITIES[doing.name])
+    return f"{what} at {doing.detail}" if doing.detail else what
 
 
 def unread(
@@ -137,299 +200,3 @@ def launches_cooperatively(library: str, sms: int, of: int) -> str:
     size = f", with {plural(sms, 'SM')}" if sms > 0 else ""
     of_all = f" of the GPU's {of}" if size and of > 0 else ""
     return f"{printable(library)} launches its kernels cooperatively{size}{of_all} each"
-
-
-def holds_sms(held: tuple[Communicator, Call], waiting: tuple[Communicator, Call]) -> str:
-    """Say that one library's call holds the SMs for which another's cooperative launch waits."""
-    (other, holder), (comm, call) = held, waiting
-    return (
-        f"likely: {holder.op} on {comm_text(other)} holds SMs for which the cooperative launch of "
-        f"{call.op} on {comm_text(comm)} waits on some ranks, and the peers that it needs have "
-        f"launched that one first. The same order on all ranks, or fewer SMs for {other.backend} "
-        f"(for NCCL: NCCL_MAX_CTAS), avoids it"
-    )
-
-
-def held_up(
-    run: Run, comm: Communicator, call: Call, rank: int, waiting: Sequence[int], state: str
-) -> str:
-    """Say that ranks wait for one in a call, and in what state that one is."""
-    return (
-        f"{sentence(rank_text(run, rank))} {state}; {ranks_text(waiting)} {verb(waiting, 'wait')} "
-        f"for it in {call_text(call)} on {comm_text(comm)}."
-    )
-
-
-def is_dead(how: object) -> str:
-    """Return that a rank is gone, to follow its name."""
-    return f"is dead, gone or stuck ({how or 'its peers lived on'})"
-
-
-def whereabouts(comm: Communicator | None, last: Call | None) -> str:
-    """Return what the last call of a rank is that never came, to follow its name."""
-    if comm is None or last is None:
-        return "has posted no call"
-    return f"never came: its last call is {call_text(last)} on {comm_text(comm)}"
-
-
-def open_call(rank: int, call: Call) -> str:
-    """Say that a rank posted a call which may not have completed."""
-    return f"rank {rank} posted {call_text(call)}; it is not known to have completed"
-
-
-def waits_for(rank: int, comm: Communicator, call: Call, awaited: Iterable[int]) -> str:
-    """Say in which call a rank waits, and for whom."""
-    return f"rank {rank} waits in {call_text(call)} on {comm_text(comm)} for {ranks_text(awaited)}"
-
-
-def circle(lines: Sequence[str]) -> str:
-    """Say that ranks wait for each other."""
-    return f"Ranks wait for each other: {'; '.join(lines[:4])}."
-
-
-def posted_instead(
-    run: Run,
-    rank: int,
-    call: Call,
-    waiting: Sequence[int],
-    *,
-    more: int,
-    instead: Communicator | None,
-) -> str:
-    """Say that a rank posted calls which its peers did not, and who waits for it.
-
-    Args:
-        run: The run.
-        rank: The rank.
-        call: The first of those calls.
-        waiting: The ranks that wait.
-        more: The number of calls.
-        instead: The communicator on which its peers posted the call; None where they posted none.
-    """
-    what = f"{call_text(call)} on {comm_text(run.communicators[call.comm])}"
-    if instead is None:
-        did = f"{plural(more, 'call')} more than its peers, from {what} on"
-    else:
-        did = f"{what}, its peers on {comm_text(instead)}"
-    return (
-        f"{sentence(rank_text(run, rank))} posted {did}; {ranks_text(waiting)} "
-        f"{verb(waiting, 'wait')} for it."
-    )
-
-
-def victims_follow(victims: Sequence[int], ranks: Sequence[int]) -> str:
-    """Say that some ranks wait for others only because these do not come."""
-    return (
-        f"{sentence(ranks_text(victims))} {verb(victims, 'wait')} for others, and would go on if "
-        f"{ranks_text(ranks)} came."
-    )
-
-
-def wait_for(waiting: Sequence[int], whom: str, where: str) -> str:
-    """Return that ranks wait for others in a call."""
-    return f"{ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in {where}"
-
-
-def in_it(comm: Communicator, call: Call, waiting: Sequence[int], absent: Sequence[int]) -> str:
-    """Say that ranks posted a call and wait in it, and others did not."""
-    return (
-        f"{ranks_text(waiting)} posted {call_on(comm, call)}, and {verb(waiting, 'wait')} in it; "
-        f"{ranks_text(absent)} did not"
-    )
-
-
-def launched_fewer(
-    comm: Communicator, call: Call, short: Sequence[int], waiting: Sequence[int], doing: str
-) -> str:
-    """Say that ranks launched fewer calls than peers, and what those do that are absent."""
-    return (
-        f"{sentence(ranks_text(short))} launched fewer calls than {its(short)} peers, as NCCL "
-        f"counts them: {ranks_text(waiting)} {verb(waiting, 'wait')} in {call_on(comm, call)}; "
-        f"{doing}."
-    )
-
-
-def left_sequence(
-    run: Run,
-    comm: Communicator,
-    call: Call,
-    sides: tuple[Sequence[int], Sequence[int]],
-    doing: str,
-) -> str:
-    """Say that few ranks wait in a call that most have not posted: (the few, the others)."""
-    waiting, absent = sides
-    alone, they = ("alone ", "It") if len(waiting) == 1 else ("", "They")
-    return (
-        f"{sentence(who_text(run, waiting))} {verb(waiting, 'wait')} {alone}in "
-        f"{call_on(comm, call)}, which {ranks_text(absent)} have not posted: {doing}. {they} left "
-        f"the common sequence before {its(waiting)} peers, or posted an extra call."
-    )
-
-
-def not_joined(
-    run: Run,
-    comm: Communicator,
-    call: Call,
-    sides: tuple[Sequence[int], Sequence[int]],
-    doing: str,
-) -> str:
-    """Say that few ranks have not joined a call in which most wait: (those that wait, the few)."""
-    waiting, absent = sides
-    return (
-        f"{sentence(who_text(run, absent))} {have(absent)} not joined {call_on(comm, call)}, in "
-        f"which {ranks_text(waiting)} {verb(waiting, 'wait')}: {doing}."
-    )
-
-
-def not_posted(
-    comm: Communicator, call: Call, waiting: Sequence[int], absent: Sequence[int], doing: str
-) -> str:
-    """Say that as many ranks wait in a call as have not posted it."""
-    return (
-        f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {call_on(comm, call)}, which "
-        f"{ranks_text(absent)} {have(absent)} not posted: {doing}. The records do not show which "
-        f"side left the common sequence."
-    )
-
-
-def never_joined(
-    run: Run, absent: Sequence[int], where: str, waiting: Sequence[int], rest: str
-) -> str:
-    """Say that ranks never joined a call, and what is unknown of others."""
-    return (
-        f"{sentence(who_text(run, absent))} never joined {where}, in which {ranks_text(waiting)} "
-        f"{verb(waiting, 'wait')}. {rest}"
-    )
-
-
-def wait_text_in(waiting: Sequence[int], where: str) -> str:
-    """Return ``ranks 0 1 wait in call 5 on tp:0 of ranks 0-2``."""
-    return f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where}"
-
-
-def hidden_in(ranks: Sequence[int], place: str, noted: str) -> str:
-    """Return in which calls ranks wait that are not recorded.
-
-    Args:
-        ranks: The ranks.
-        place: Where a stack or an activity shows them; empty where that is not known.
-        noted: What they noted that they wait for, to follow "wait".
-    """
-    if not place:
-        return f"{ranks_text(ranks)} {verb(ranks, 'use')} collectives that are not recorded"
-    wait = f"{ranks_text(ranks)} {verb(ranks, 'wait')}"
-    return f"{wait} {noted}" if noted else f"{wait} in {place}, which is not recorded"
-
-
-ACTIVITIES = {
-    "ddp_init": "the constructor of DistributedDataParallel",
-    "ddp_forward": "the forward of DistributedDataParallel",
-    "ddp_backward": "the backward of DistributedDataParallel",
-    "ddp_join": "the join of DistributedDataParallel",
-    "broadcast_coalesced": "a broadcast of parameters by C++",
-}
-"""Activities in which a process posts collectives that no probe records."""
-
-
-class Unrecorded(Phrase):
-    """What follows from collectives that are not recorded."""
-
-    WAITS = "they wait in a collective that no probe records"
-    IS_IN = "rank {} is in {}"
-    LOST = "the connection was lost in a call that is not recorded"
-    LEFT = (
-        "{} left the common sequence, not all the others: their call was matched with a "
-        "collective that is not recorded"
-    )
-    ABORTED = (
-        "it was matched with an unrecorded collective of {}, and the library ended the process "
-        "because of it"
-    )
-
-
-def activity_text(doing: Activity) -> str:
-    """Return ``the backward of DistributedDataParallel at train.py:12 step``."""
-    what = ACTIVITIES[doing.name]
-    return f"{what} at {doing.detail}" if doing.detail else what
-
-
-def been_in(waiting: Sequence[int], where: str, seconds: float) -> str:
-    """Say for how long ranks have been in code without a recorded call."""
-    return (
-        f"{ranks_text(waiting)} {have(waiting)} been in {where} for {seconds:.0f} s; no call was "
-        f"recorded since"
-    )
-
-
-def wait_in(waiting: Sequence[int], where: str, seconds: float, others: Sequence[int] = ()) -> str:
-    """Say that ranks wait in such code, and that the smaller side left, if others are elsewhere."""
-    wait = f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for {seconds:.0f} s"
-    if not others:
-        return (
-            f"{wait}. Its collectives are not recorded, so it is unknown which rank left the "
-            f"common sequence."
-        )
-    few = min(others, waiting, key=len)
-    return (
-        f"{wait}, and {ranks_text(others)} {be(others)} elsewhere: {ranks_text(few)} left the "
-        f"common sequence."
-    )
-
-
-def wait_for_ended(
-    run: Run, ended: Sequence[int], waiting: Sequence[int], where: str, seconds: float
-) -> str:
-    """Say that ranks wait in such code, and others have ended."""
-    return (
-        f"{sentence(who_text(run, ended))} {have(ended)} ended, and {ranks_text(waiting)} "
-        f"{verb(waiting, 'wait')} in {where} for {seconds:.0f} s, whose collectives are not "
-        f"recorded."
-    )
-
-
-class Late(Phrase):
-    """What follows for ranks that are late."""
-
-    MAY_COME = "{} may still come to the call"
-    USES = "rank {}, with the processes that it started, uses {:.0%} of a core"
-
-
-def late_for_all(
-    run: Run,
-    absent: Sequence[int],
-    waiting: Sequence[int],
-    first: tuple[int, Communicator, Call],
-    at: str,
-) -> str:
-    """Say that all ranks wait for late ones, the first in a call; `at`: where those are."""
-    rank, comm, call = first
-    return (
-        f"{sentence(who_text(run, absent))} {be(absent)} late: {ranks_text(waiting)} "
-        f"{verb(waiting, 'wait')}, rank {rank} in {call_text(call)} on {comm_text(comm)}. "
-        f"{at or 'It is at work'}, or in an endless loop."
-    )
-
-
-def late_for(
-    run: Run,
-    absent: Sequence[int],
-    waiting: Sequence[int],
-    where: str,
-    at: str,
-    shares: Iterable[float],
-) -> str:
-    """Say that ranks are late for a call, and what share of a core each uses."""
-    listed = ", ".join(f"{share:.0%}" for share in shares)
-    return (
-        f"{sentence(who_text(run, absent))} {be(absent)} late for {where}, in which "
-        f"{ranks_text(waiting)} {verb(waiting, 'wait')}: {at or 'at work'} ({listed} of a core), "
-        f"or in an endless loop."
-    )
-
-
-def elsewhere(absent: Sequence[int], waiting: Sequence[int], where: str) -> str:
-    """Say that ranks wait in a call, and others post calls on other communicators."""
-    return (
-        f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}; {ranks_text(absent)} "
-        f"{verb(absent, 'post')} calls on other communicators, and may still come."
-    )

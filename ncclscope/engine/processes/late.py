@@ -23,10 +23,9 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording import waits as wording
 from ncclscope.wording.doubts import Doubt
-from ncclscope.wording.names import numbered, ranks_text
-from ncclscope.wording.waits import Late
+from ncclscope.wording.names import numbered, who_text
+from ncclscope.wording.waits import Wait
 
 LATE = "late"
 """The kind of a finding about ranks at work for which others wait."""
@@ -53,7 +52,7 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if late is not None:
         return [late, *(as_consequence(one) for one in findings)]
     if ends := _slow_in_all(case, findings):
-        clause = Doubt.USUAL.of(ranks_text(ends))
+        clause = Doubt.USUAL.of(ends)
         return [
             replace(one.with_clause(clause).undecided(ends), role="latent")
             if one.role == "cause"
@@ -87,7 +86,15 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
     return Finding(
         kind=LATE,
-        summary=wording.late_for_all(case.run, absent, waiting, (first.rank, comm, first.call), at),
+        summary=Wait.LATE_FOR_ALL.of(
+            who=who_text(case.run, absent),
+            absent=absent,
+            waiting=waiting,
+            rank=first.rank,
+            call=first.call,
+            comm=comm,
+            at=at or Wait.AT_WORK,
+        ),
         comm=comm,
         seq=None,
         diverging_ranks=tuple(absent) if len(absent) == 1 else (),
@@ -97,7 +104,7 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         role="cause",
         analyzer="late",
         evidence=_uses(shares),
-        inferred=(Late.MAY_COME.of(ranks_text(absent)),),
+        inferred=(Wait.MAY_COME.of(absent),),
     )
 
 
@@ -156,14 +163,20 @@ def _late(case: Case, finding: Finding) -> Finding:
     is_few = 2 * len(absent) <= len(comm.ranks)
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
     call = case.waits.pending_calls[waiting[0]].call
-    where = numbered(comm, finding.seq, call)
     return replace(
         finding.naming(absent) if is_few else finding.undecided(absent),
         kind=LATE,
-        summary=wording.late_for(case.run, absent, waiting, where, at, at_work.values()),
+        summary=Wait.LATE.of(
+            who=who_text(case.run, absent),
+            absent=absent,
+            where=numbered(comm, finding.seq, call),
+            waiting=waiting,
+            at=at or "at work",
+            shares=", ".join(f"{share:.0%}" for share in at_work.values()),
+        ),
         peers=call,
         evidence=(*finding.evidence, *_uses(at_work)),
-        inferred=(*finding.inferred, Late.MAY_COME.of(ranks_text(absent))),
+        inferred=(*finding.inferred, Wait.MAY_COME.of(absent)),
     )
 
 
@@ -186,14 +199,16 @@ def _not_there_yet(
     return replace(
         finding.undecided(absent),
         kind=LATE,
-        summary=wording.elsewhere(absent, waiting, numbered(comm, finding.seq, call)),
+        summary=Wait.ELSEWHERE.of(
+            waiting=waiting, where=numbered(comm, finding.seq, call), absent=absent
+        ),
         peers=call,
-        inferred=(*finding.inferred, Late.MAY_COME.of(ranks_text(absent))),
+        inferred=(*finding.inferred, Wait.MAY_COME.of(absent)),
     )
 
 
 def _uses(shares: Mapping[int, float | None]) -> tuple[str, ...]:
-    return tuple(Late.USES.of(rank, share) for rank, share in shares.items())
+    return tuple(Wait.USES.of(rank, share) for rank, share in shares.items())
 
 
 def share_of_core(case: Case, number: int) -> float | None:

@@ -24,7 +24,13 @@ def contention(run: Run, here: PendingCall, there: PendingCall) -> tuple[tuple[s
         return (), ""
     for pending, other in ((here, there), (there, here)):
         if lines := tuple(dict.fromkeys(_lines(run, pending))):
-            return lines, wording.holds_sms((other.comm, other.call), (pending.comm, pending.call))
+            return lines, wording.Wait.HOLDS_SMS.of(
+                holder=other.call.op,
+                holding=other.comm,
+                op=pending.call.op,
+                comm=pending.comm,
+                backend=other.comm.backend,
+            )
     return (), ""
 
 

@@ -19,7 +19,8 @@ from ncclscope.engine.waits.endings import given_up_after
 from ncclscope.engine.waits.engine_steps import counterpart, is_idle
 from ncclscope.engine.waits.noted import doing_in_common
 from ncclscope.model import Communicator, Rank
-from ncclscope.wording import waits as wording
+from ncclscope.wording.names import comm_text
+from ncclscope.wording.waits import Wait
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
@@ -155,8 +156,10 @@ def _same_role_elsewhere(case: Case, pending: PendingCall) -> tuple[str, str]:
             went_on.append(comm)
     if bool(posted) == bool(went_on):
         return "", ""
-    reason = wording.same_role(posted or went_on, posted=bool(posted))
-    return "absent" if posted else "waiting", reason
+    names = "; ".join(comm_text(comm) for comm in (posted or went_on)[:3])
+    return (
+        ("absent", Wait.ALL_POSTED.of(names)) if posted else ("waiting", Wait.ALL_PASSED.of(names))
+    )
 
 
 def _place(case: Case, pending: PendingCall, rank: Rank, key: str) -> bool | None:
@@ -188,9 +191,9 @@ def describe_sides(sides: Sides) -> str:
     """Say by which numbers one side diverged."""
     if sides.reason:
         return sides.reason
-    return wording.by_numbers(
-        sides.waiting, sides.absent, absent_diverged=sides.diverging == "absent"
-    )
+    if sides.diverging == "absent":
+        return Wait.MORE_WAIT.of(sides.absent)
+    return Wait.LARGER_NUMBER.of(waiting=sides.waiting, absent=sides.absent)
 
 
 def describe_wait(case: Case, waiting: Sequence[int]) -> tuple[str, str]:
@@ -203,4 +206,6 @@ def describe_wait(case: Case, waiting: Sequence[int]) -> tuple[str, str]:
     calls = case.waits.pending_calls
     found = [given_up_after(case.run.by_rank[number], calls[number].call) for number in waiting]
     known = [seconds for seconds in found if seconds is not None]
-    return wording.wait_text(waiting, min(known) if 0 < len(known) == len(found) else None)
+    if not known or len(known) < len(found):
+        return Wait.NOW.of(waiting), Wait.AND_NOW.of(waiting)
+    return Wait.THEN.of(waiting, min(known)), Wait.AND_THEN.of(min(known))

@@ -13,7 +13,8 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.waits.completion import reports_completion
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.threads import precedes
-from ncclscope.wording import waits as wording
+from ncclscope.wording.names import call_on
+from ncclscope.wording.waits import Wait
 
 _ASKED = 64
 """Ranks that have posted a call of which one has to wait in it."""
@@ -44,7 +45,8 @@ def passed_by(case: Case) -> Iterable[str]:
         if passed:
             call = case.run.by_rank[waiting[0]].logs[key].call(seq)
             reason = next(iter(passed.values()))
-            yield wording.passed_by(comm, call, waiting, [*passed], reason)
+            where = call_on(comm, call)
+            yield Wait.PASSED_BY.of(waiting=waiting, where=where, passed=passed, reason=reason)
 
 
 def _waits(case: Case, number: int, key: str, seq: int) -> bool:
@@ -86,5 +88,7 @@ def came_past(waiting: Rank, pending: Call, rank: Rank, differing: Mapping[str, 
         if last < max(log.first, theirs.first):
             continue
         if precedes(pending, theirs.call(last)):
-            return wording.went_on_to(rank, last, theirs.communicator, waiting)
+            return Wait.WENT_ON.of(
+                rank=rank.rank, seq=last, comm=theirs.communicator, waiting=waiting.rank
+            )
     return ""

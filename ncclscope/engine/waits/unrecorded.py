@@ -17,9 +17,8 @@ from ncclscope.engine.waits.endings import failed, status_of
 from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
 from ncclscope.wording import ends
-from ncclscope.wording import waits as wording
-from ncclscope.wording.names import rank_text, ranks_text
-from ncclscope.wording.waits import Unrecorded, posted_alone
+from ncclscope.wording.names import call_on, rank_text, who_text
+from ncclscope.wording.waits import Unrecorded, Wait
 
 ANALYZER = "decision"
 
@@ -54,10 +53,10 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
     where = hidden[0].text
     ended = tuple(sorted(one.rank for one in rest if one.state == "ended"))
     others = tuple(sorted(one.rank for one in rest if one.state != "ended"))
-    evidence = (wording.been_in(waiting, where, seconds),)
+    evidence = (Unrecorded.BEEN_IN.of(waiting=waiting, where=where, seconds=seconds),)
     base = Finding(
         kind="stalled",
-        summary=wording.wait_in(waiting, where, seconds),
+        summary=Unrecorded.WHO_LEFT.of(waiting=waiting, where=where, seconds=seconds),
         candidate_ranks=tuple(sorted(positions)),
         confidence="ambiguous",
         role="cause",
@@ -70,7 +69,13 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         yield replace(
             base.naming(ended) if is_few else base.undecided(sorted(positions)),
             kind="dead_rank",
-            summary=wording.wait_for_ended(case.run, ended, waiting, where, seconds),
+            summary=Unrecorded.FOR_ENDED.of(
+                who=who_text(case.run, ended),
+                ended=ended,
+                waiting=waiting,
+                where=where,
+                seconds=seconds,
+            ),
             evidence=(*evidence, *(ends.HAS_ENDED.format(rank) for rank in ended)),
         )
     elif others and len(others) != len(waiting):
@@ -79,7 +84,9 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         yield replace(
             base.naming(few),
             kind=kind,
-            summary=wording.wait_in(waiting, where, seconds, others),
+            summary=Unrecorded.FEW_LEFT.of(
+                waiting=waiting, where=where, seconds=seconds, others=others, few=few
+            ),
         )
     else:
         yield base
@@ -118,11 +125,11 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         role="cause",
         analyzer=ANALYZER,
         evidence=(
-            posted_alone(comm, call, failed, absent),
+            Wait.POSTED.of(posted=failed, where=call_on(comm, call), absent=absent),
             *(f"rank {rank.rank} {_ending(rank)}" for rank in ranks),
             *(Unrecorded.IS_IN.of(one.rank, one.text) for one in inside),
         ),
-        inferred=(Unrecorded.LEFT.of(ranks_text(absent)),),
+        inferred=(Unrecorded.LEFT.of(absent),),
     )
 
 
@@ -212,10 +219,10 @@ def _alone_in_a_call(
         role="cause",
         analyzer=ANALYZER,
         evidence=(
-            posted_alone(comm, call, alone),
+            Wait.ALONE.of(posted=alone, where=call_on(comm, call)),
             *(ends.ended_with(rank, text) for rank, text in sorted(errors.items())),
         ),
-        inferred=(Unrecorded.ABORTED.of(ranks_text(hidden)),),
+        inferred=(Unrecorded.ABORTED.of(hidden),),
         extent=1,
     )
 

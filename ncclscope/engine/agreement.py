@@ -24,9 +24,8 @@ from ncclscope.engine.waits.passed_by import passed_by
 from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
-from ncclscope.wording import verdicts as wording
-from ncclscope.wording.names import plural, ranks_text, sentence
-from ncclscope.wording.verdicts import Why, not_recorded
+from ncclscope.wording.names import call_on, plural, ranks_text, sentence
+from ncclscope.wording.verdicts import Why, not_recorded, too_short
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",
@@ -80,24 +79,26 @@ def judge_agreement(
         return Agreement("incomplete", Why.OTHERS_AGREE.of(missing))
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):
-        text = Why.DAMAGED.of(ranks_text(damaged))
+        text = Why.DAMAGED.of(damaged)
         return Agreement("incomplete", Why.OTHERS_AGREE.of(text))
     if lacking := sorted({number for _, ranks in unlogged_members(run) for number in ranks}):
         made = [one for one in (*case.survived, *case.differences) if one.comm.creates_groups]
-        text = Why.LACKING.of(ranks_text(lacking))
+        text = Why.LACKING.of(lacking)
         rest = f"{text} {_differ(made[0])}" if made else Why.OTHERS_AGREE.of(text)
         return Agreement("incomplete", rest)
     if cut := sorted({number for _, ranks in cut_short(run) for number in ranks}):
-        text = Why.CUT_SHORT.of(ranks_text(cut))
+        text = Why.CUT_SHORT.of(cut)
         return Agreement("incomplete", Why.OTHERS_AGREE.of(text))
     if inside := [rank.rank for rank in run.ranks if _may_wait_for_unknown_ranks(rank)]:
-        return Agreement("unknown", wording.unsized(len(run.ranks), inside))
+        return Agreement(
+            "unknown", Why.UNSIZED.of(dumps=plural(len(run.ranks), "rank"), inside=inside)
+        )
     if inside := _left_open(case):
-        return Agreement("unknown", f"{wording.left_open(inside)} {_agree(case)}")
+        return Agreement("unknown", f"{Why.LEFT_OPEN.of(inside)} {_agree(case)}")
     if failure := failure_of(case):
         return Agreement("unknown", f"{failure} {_agree(case)}")
     if cut_off := [rank.rank for rank in run.ranks if ended_by_peers(rank)]:
-        text = Why.CUT_OFF.of(sentence(ranks_text(cut_off)))
+        text = Why.CUT_OFF.of(cut_off)
         return Agreement("unknown", f"{text} {_agree(case)}")
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         return Agreement("unknown", Why.NOT_COMPARED.of(_differ(case.uncompared[0])))
@@ -105,7 +106,7 @@ def judge_agreement(
         return Agreement("unknown", Why.GO_ON.of(" ".join(passed)))
     snapshot = run.snapshot
     if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
-        text = Why.MOVES.of(ranks_text(posted), snapshot.gap)
+        text = Why.MOVES.of(posted, snapshot.gap)
         return Agreement("ok", f"{text} {_agree(case)}")
     if late := waiting or seen:
         return Agreement("unknown", _summaries(late))
@@ -126,7 +127,7 @@ def shortly_waiting(
         limit: Seconds of waiting from which on a wait is a hang.
         seconds: Seconds that the ranks have waited; None when not known.
     """
-    clause = wording.too_short(seconds, limit)
+    clause = too_short(seconds, limit)
     return [
         replace(
             one.with_clause(clause).undecided(one.diverging_ranks or one.candidate_ranks),
@@ -155,7 +156,7 @@ def _agree(case: Case) -> str:
         first = case.survived[0]
         return Why.ALL_OTHERS_AGREE.of(_differ(first))
     if not _calls(case.run) and (alone := [one for one in case.run.others if one.logs]):
-        return wording.without_a_rank(len(alone))
+        return Why.NO_RANK.of(Why.ONE if len(alone) == 1 else plural(len(alone), "process"))
     return str(Why.AGREE if _calls(case.run) else Why.NO_COLLECTIVE)
 
 
@@ -183,9 +184,9 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     if len(motions) == 1 and len(run.ranks) == 1 and not run.linked:
         return Agreement("unknown", f"{Why.ONE_PROCESS}{agree}")
     if lost := [number for number in ended if not _exited(run, number)]:
-        return Agreement("unknown", Why.HAD_ENDED.of(sentence(ranks_text(lost))) + agree)
+        return Agreement("unknown", Why.HAD_ENDED.of(lost) + agree)
     if unfed := [number for number in resting if number in motions and motions[number].is_unfed]:
-        return Agreement("unknown", wording.unfed(unfed) + agree)
+        return Agreement("unknown", Why.UNFED.of(unfed) + agree)
     if held := held_engines(snapshot, is_idle=len(resting) == len(motions)):
         text = Why.WORKERS_WAIT.of(held) if len(resting) == len(motions) else held
         return Agreement("unknown", text + agree)
@@ -193,7 +194,7 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         if silent := _silent(case, motions):
             return Agreement("unknown", Why.SILENT.of(silent) + agree)
         gone = [number for number in resting if _exited(run, number)]
-        text = Why.OTHERS_WAIT.of(sentence(ranks_text(gone))) if gone else str(Why.ALL_WAIT)
+        text = Why.OTHERS_WAIT.of(gone) if gone else str(Why.ALL_WAIT)
         return Agreement("ok", text + agree)
     if len({*moving, *resting}) == len(motions):
         return Agreement("ok", f"{Why.ALL_MOVE}{agree}")
@@ -201,7 +202,7 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         most = Why.MOST_MOVE.of(len(moving), plural(len(motions), "rank"))
         return Agreement("ok", most + agree)
     still = [rank for rank in motions if rank not in moving and rank not in resting]
-    text = Why.STILL.of(sentence(ranks_text(still)), snapshot.gap)
+    text = Why.STILL.of(still, snapshot.gap)
     return Agreement("unknown", f"{text}{agree}{not_recorded(coverage.unseen)}")
 
 
@@ -318,7 +319,7 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     if len(known) == len(quiet) and min(known, default=0.0) >= case.live_stall_seconds:
         return Agreement("unknown", f"{Why.WAS_QUIET.of(min(known))} {_agree(case)}")
     if gone := _gone_before(case, awake):
-        return Agreement("unknown", f"{wording.gone_early(gone)} {_agree(case)}")
+        return Agreement("unknown", f"{Why.GONE_EARLY.of(gone)} {_agree(case)}")
     if waiting := _long_waits(case):
         return Agreement("unknown", f"{waiting} {_agree(case)}")
     return Agreement("ok", _agree(case))
@@ -342,7 +343,7 @@ def _long_waits(case: Case) -> str:
     awaited = {rank for n in waiting for wait in graph.waiting[n] for rank in wait.awaited}
     missed = sorted(graph.sinks & awaited)
     shortest = min(quiet[number] or 0.0 for number in waiting)
-    return wording.had_waited(waiting, shortest, missed)
+    return Why.HAD_WAITED.of(waiting, shortest, f", for {ranks_text(missed)}" if missed else "")
 
 
 def _caught(run: Run) -> str:
@@ -356,7 +357,7 @@ def _caught(run: Run) -> str:
     if not found:
         return ""
     call = next(iter(found.values()))
-    return wording.raised_in_call([*found], run.communicators[call.comm], call)
+    return Why.RAISED.of(found, call_on(run.communicators[call.comm], call))
 
 
 def _gone_before(case: Case, ranks: Sequence[Rank]) -> list[int]:

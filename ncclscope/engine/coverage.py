@@ -15,7 +15,7 @@ from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.model.unranked import unranked
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import by_words, comm_text, plural, ranks_text
+from ncclscope.wording.names import by_words, plural, ranks_text
 from ncclscope.wording.verdicts import Gap
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
@@ -107,7 +107,7 @@ def survey(run: Run) -> Coverage:
     for one in comms:
         if one.comparable and one.counted > one.recorded:
             gap = _COUNTERS[one.by]
-            unrecorded.append(gap.of(comm_text(one.comm), one.counted, one.recorded))
+            unrecorded.append(gap.of(one.comm, one.counted, one.recorded))
     return Coverage(tuple(dict.fromkeys(unrecorded)), tuple(_unread(run)), comms)
 
 
@@ -175,7 +175,7 @@ def _missing(run: Run) -> Iterator[str]:
     yield from gone_texts(run)
     yield from untraced_texts(run)
     if run.unreadable:
-        yield Gap.UNREADABLE.of(ranks_text(run.unreadable))
+        yield Gap.UNREADABLE.of(run.unreadable)
     snapshot = run.snapshot
     if snapshot is None:
         return
@@ -184,7 +184,7 @@ def _missing(run: Run) -> Iterator[str]:
         traced = any(one.rings for one in snapshot.workers)
         yield str(Gap.NOT_EVERY_RANK_TRACED if traced else Gap.NO_RANK_TRACED)
     elif bare:
-        yield Gap.BARE.of(ranks_text(bare))
+        yield Gap.BARE.of(bare)
 
 
 def gone_texts(run: Run) -> Iterator[str]:
@@ -193,7 +193,7 @@ def gone_texts(run: Run) -> Iterator[str]:
     if gone and unranked(rank.rank for rank in run.ranks):
         yield Gap.NO_RECORD.of(plural(len(gone), "further member"))  # which ones is not known
     elif gone:
-        yield Gap.NO_RECORD.of(ranks_text(gone))
+        yield Gap.NO_RECORD.of(gone)
 
 
 def untraced_texts(run: Run) -> Iterator[str]:
@@ -218,7 +218,7 @@ def _unread(run: Run) -> Iterator[str]:
         if not worker.stacks[-1:] or not worker.stacks[-1].threads
     ]
     if unread:
-        yield Gap.STACK.of(ranks_text(unread))
+        yield Gap.STACK.of(unread)
 
 
 def _declared(run: Run) -> Iterator[str]:
@@ -260,17 +260,17 @@ def _damaged_transfers(run: Run) -> Iterator[str]:
     for key, found in damaged.items():
         comm = run.communicators[key]
         if waiting := [r.rank for r in found if is_peerless(r, comm)]:
-            yield Gap.PEERLESS.of(ranks_text(waiting), comm_text(comm))
+            yield Gap.PEERLESS.of(waiting, comm)
         if ranks := [r.rank for r in found if r.rank not in waiting]:
-            yield Gap.DAMAGED_TRANSFERS.of(ranks_text(ranks), comm_text(comm))
+            yield Gap.DAMAGED_TRANSFERS.of(ranks, comm)
 
 
 def _unlogged(run: Run) -> Iterator[str]:
     """Yield the ranks whose record lacks calls, though their peers completed them."""
     for comm, ranks in unlogged_members(run):
-        yield Gap.NO_CALL.of(ranks_text(ranks), comm_text(comm))
+        yield Gap.NO_CALL.of(ranks, comm)
     for comm, ranks in cut_short(run):
-        yield Gap.NO_LAST_CALLS.of(ranks_text(ranks), comm_text(comm))
+        yield Gap.NO_LAST_CALLS.of(ranks, comm)
 
 
 def _counted_by_nccl(run: Run) -> Iterator[CommCoverage]:

@@ -17,7 +17,7 @@ from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Failure
-from ncclscope.wording.names import be, by_words, ranks_text, sentence
+from ncclscope.wording.names import by_words, ranks_text, sentence
 
 _SHOWN = 3
 _SHORTLY_NS = 10_000_000_000
@@ -60,7 +60,7 @@ def failure_of(case: Case) -> str:
         said[str(Failure.STOPPED if len(stopped) == 1 else Failure.ALL_STOPPED)] = stopped
     parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
-        parts.append(Failure.NO_EXIT.of(sentence(ranks_text(gone)), be(gone)))
+        parts.append(Failure.NO_EXIT.of(gone))
     parts.append(str(Failure.NO_WAIT))
     return " ".join(filter(None, parts))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.model import Finding
-from ncclscope.wording.ends import dead_together
+from ncclscope.wording.ends import End, Ends
 from ncclscope.wording.names import numbered
 from ncclscope.wording.waits import Wait
 
@@ -32,11 +32,14 @@ def _joined(case: Case, group: Sequence[Finding]) -> Finding:
     """Return one finding on several ranks that are gone, and that the same ranks wait for."""
     ranks = tuple(sorted(one.diverging_ranks[0] for one in group))
     ends = {n: end for n in ranks if (end := case.how_it_ended(case.run.by_rank[n])) is not None}
+    how = "; ".join(f"rank {number}: {end}" for number, end in ends.items())
+    if all(end.code is End.NOT_NOTED for end in ends.values()):
+        how = str(Ends.NONE_NOTED)
     first = group[0]
     waiting = [n for n in case.waits.pending_calls if n not in ranks and _is_in(case, n, first)]
     return replace(
         first,
-        summary=dead_together(ranks, ends, wait_text(first, waiting, "them")),
+        summary=Ends.TOGETHER.of(ranks=ranks, how=how, wait=wait_text(first, waiting, "them")),
         diverging_ranks=ranks,
         confidence=min((one.confidence for one in group), key=_DOUBTS.index),
         evidence=tuple(dict.fromkeys(line for one in group for line in one.evidence)),

@@ -8,7 +8,8 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.waits.endings import status_of
 from ncclscope.engine.waits.engine_steps import dead_workers
 from ncclscope.model import Finding
-from ncclscope.wording import ends as wording
+from ncclscope.wording.ends import Ends
+from ncclscope.wording.names import rank_text, who_text
 
 _KIND = "dead_rank"
 _SHOWN = 4
@@ -20,18 +21,17 @@ def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
     found = {rank.rank: status for rank in ranks if (status := status_of(rank))}
     if not found or len(found) == len(ranks):
         return  # all of them: the job was killed as a whole
-    numbers = [*found]
+    who, how = who_text(case.run, [*found]), " and ".join(dict.fromkeys(found.values()))
     yield Finding(
         kind=_KIND,
-        summary=wording.seen_by_launcher(case.run, found),
-        diverging_ranks=tuple(numbers),
-        odd=case.run.by_rank[numbers[0]].last_call(),
+        summary=Ends.SEEN_BY_LAUNCHER.of(who=who, how=how, ranks=found),
+        diverging_ranks=tuple(found),
+        odd=case.run.by_rank[next(iter(found))].last_call(),
         confidence="certain",
         role="cause",
         analyzer=analyzer,
         evidence=tuple(
-            wording.ended_by_launcher(number, status)
-            for number, status in [*found.items()][:_SHOWN]
+            Ends.BY_LAUNCHER.of(number, status) for number, status in [*found.items()][:_SHOWN]
         ),
     )
 
@@ -41,7 +41,7 @@ def missed_by_engines(case: Case, analyzer: str) -> Iterable[Finding]:
     for rank, seen in dead_workers(case):
         yield Finding(
             kind=_KIND,
-            summary=wording.seen_by_engine(case.run, rank.rank),
+            summary=Ends.SEEN_BY_ENGINE.of(rank_text(case.run, rank.rank)),
             diverging_ranks=(rank.rank,),
             odd=rank.last_call(),
             confidence="certain",

@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ncclscope.model import Call, Communicator, Run
-from ncclscope.wording.names import (
-    be,
-    call_text,
-    comm_text,
-    have,
-    its,
-    plural,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-    who_text,
-)
 from ncclscope.wording.phrase import Phrase
-
-_LACKS = {"send": "receive", "recv": "send"}
-NO_SERVER = ": a server without requests looks the same"
-NOT_KNOWN = "the records do not show which of them is wrong"
-HELD_UP = "ranks that wait for a rank which waits itself are held up by this one"
-WAITS_IN_NONE = "it waits in no transfer itself"
 
 
 class Stuck(Phrase):
@@ -40,78 +18,44 @@ class Stuck(Phrase):
     OTHERS_COMPLETED = "rank {} has completed all transfers before it that its ring kept"
 
 
-def newest(rank: int, call: Call) -> str:
-    """Say in which newest call a rank waits."""
-    return f"rank {rank}: {call_text(call)}, {call.state.word}{site_text(call)}, its newest call"
+class Half(Phrase):
+    """That one half of a transfer is missing, and whose."""
 
-
-def last_call(comm: Communicator, rank: int, call: Call) -> str:
-    """Say what the last call of a rank is."""
-    return (
-        f"the last call of rank {rank} is {call_text(call)} on {comm_text(comm)}, "
-        f"{call.state.word}{site_text(call)}"
+    NO_SERVER = ": a server without requests looks the same"
+    NOT_KNOWN = "the records do not show which of them is wrong"
+    HELD_UP = "ranks that wait for a rank which waits itself are held up by this one"
+    NEWEST = "rank {}: {}, its newest call"
+    LAST_CALL = "the last call of rank {} is {} on {}, {}"
+    NO_RECEIVE = (
+        "{who:^} {waiting:wait} in {call}{any} on {comm}{site}, and {peer} {peers:have} posted no "
+        "receive for it."
     )
-
-
-def unanswered(
-    run: Run, comm: Communicator, call: Call, waiting: Sequence[int], peers: Sequence[int]
-) -> str:
-    """Say that ranks wait in a transfer for which peers have posted no other side."""
-    any_rank = "" if call.peer is not None else " from any rank"
-    return (
-        f"{sentence(who_text(run, waiting))} {verb(waiting, 'wait')} in {call_text(call)}{any_rank}"
-        f" on {comm_text(comm)}{site_text(call)}, and {who_text(run, peers)} {have(peers)} posted "
-        f"no {_LACKS[call.op]} for it."
+    NO_SEND = (
+        "{who:^} {waiting:wait} in {call}{any} on {comm}{site}, and {peer} {peers:have} posted no "
+        "send for it."
     )
-
-
-def all_wait_for(diverging: Sequence[int]) -> str:
-    """Say why a rank diverged for which several ranks wait."""
-    return (
-        f"{ranks_text(diverging)} diverged: several ranks wait for it, and it waits in no "
-        f"transfer itself"
+    FROM_ANY = " from any rank"
+    SEVERAL_WAIT = "{} diverged: several ranks wait for it, and it waits in no transfer itself"
+    COUNTS = "{} to rank {} from all ranks, {} there"
+    STOPPED = (
+        "{who:^} {ranks:are} {state}; {waiting} {waiting:wait} for {ranks:their} half of transfers "
+        "on {comm}."
     )
-
-
-def counts(receiver: int, sent: int, received: int) -> str:
-    """Say how many sends to a rank there are, and how many receives."""
-    return (
-        f"{plural(sent, 'send')} to rank {receiver} from all ranks, "
-        f"{plural(received, 'receive')} there"
+    BY_SIGNAL = "stopped by a signal"
+    NO_HEARTBEAT = "dead, gone or stopped (no heartbeat for seconds)"
+    LACKS = (
+        "rank {rank} is in {call}, transfer {number} between it and rank {peer}, which has posted "
+        "no other half"
     )
-
-
-def stopped(
-    run: Run, comm: Communicator, ranks: Sequence[int], waiting: Sequence[int], *, known: bool
-) -> str:
-    """Say that ranks wait for transfers with some that are stopped; `known`: by a signal."""
-    state = "stopped by a signal" if known else "dead, gone or stopped (no heartbeat for seconds)"
-    return (
-        f"{sentence(who_text(run, ranks))} {be(ranks)} {state}; {ranks_text(waiting)} "
-        f"{verb(waiting, 'wait')} for {its(ranks)} half of transfers on {comm_text(comm)}."
+    WAITS_IN_NONE = "it waits in no transfer itself"
+    FEWER = (
+        "it has posted up to transfer {} with its neighbours, fewer than all others, which have "
+        "reached {}"
     )
-
-
-def lacks_half(rank: int, call: Call, number: int, peer: int) -> str:
-    """Say in which transfer a rank is whose other half was not posted."""
-    return (
-        f"rank {rank} is in {call_text(call)}, transfer {number} between it and rank {peer}, which "
-        f"has posted no other half"
+    MORE = (
+        "it has posted up to transfer {} with its neighbours, more than all others, which have "
+        "reached {}"
     )
-
-
-def differs_in_number(own: int, common: int) -> str:
-    """Say that a rank has posted another number of transfers than all others."""
-    side = "fewer" if own < common else "more"
-    return (
-        f"it has posted up to transfer {own} with its neighbours, {side} than all others, which "
-        f"have reached {common}"
-    )
-
-
-def short_of(own: int, common: int) -> str:
-    """Say that a rank has posted fewer transfers than all others have reached."""
-    return (
-        f"it has posted {own} of them, and all others have reached transfer {common} with their "
-        f"neighbours"
+    SHORT_OF = (
+        "it has posted {} of them, and all others have reached transfer {} with their neighbours"
     )

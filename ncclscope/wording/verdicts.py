@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope.model import Call, Communicator
-from ncclscope.wording.names import (
-    be,
-    call_on,
-    its,
-    plural,
-    ranks_text,
-    sentence,
-    verb,
-)
 from ncclscope.wording.phrase import Phrase
 
 
@@ -35,23 +25,23 @@ class Why(Phrase):
     LACKING = "The records of {} lack a communicator on which their peers completed calls."
     CUT_SHORT = "The records of {} lack the last calls that their peers completed."
     CUT_OFF = (
-        "{} ended by an error of a connection to a peer, and no record shows whose end was the "
+        "{:^} ended by an error of a connection to a peer, and no record shows whose end was the "
         "first."
     )
     GO_ON = "Some ranks go on. {} A thread of it that is late looks the same."
     MOVES = "The job moves: {} posted calls within the {:.0f} s between two samples."
     ONE_PROCESS = "There is only one process, and none to compare it with."
-    HAD_ENDED = "{} had ended when the processes were sampled, and no record shows how."
+    HAD_ENDED = "{:^} had ended when the processes were sampled, and no record shows how."
     WORKERS_WAIT = "{} Its workers wait for work."
     SILENT = (
         "All ranks wait for input and have posted no call for {:.0f} s: a server without requests "
         "looks the same."
     )
     ALL_WAIT = "All ranks wait for work, none for another rank."
-    OTHERS_WAIT = "{} exited. All other ranks wait for work, none for another rank."
+    OTHERS_WAIT = "{:^} exited. All other ranks wait for work, none for another rank."
     ALL_MOVE = "All ranks move. None differs from the others."
     MOST_MOVE = "{} of {} move. No rank appears to be stuck."
-    STILL = "{} did not move for {:.0f} s, and no data source shows why."
+    STILL = "{:^} did not move for {:.0f} s, and no data source shows why."
     NONE_YET = "No rank has posted a call yet."
     QUIET = (
         "No rank has posted a call for {:.0f} s, and the records do not show whether the job is "
@@ -64,34 +54,28 @@ class Why(Phrase):
     EXITED = "All processes exited normally."
     PARTLY = "{} But not all calls of the job are recorded."
     NO_CALL = "No call was recorded, and no record shows how the job ended."
+    NO_RANK = "{} recorded calls without a rank, on no communicator of another process."
+    ONE = "One process"
+    UNSIZED = (
+        "No dump shows how many ranks the job has: {dumps} left one, and {inside} {inside:wait} in "
+        "a call that others may not have joined."
+    )
+    LEFT_OPEN = (
+        "{0:^} {0:have} calls that are not known to have completed, long after the last one."
+    )
+    UNFED = (
+        "{0:^} {0:wait} in a queue of {0:their} own process, in which no other Python thread runs "
+        "that could fill it."
+    )
+    GONE_EARLY = "{0:^} {0:are} gone without a recorded end, seconds before other ranks."
+    HAD_WAITED = "{:^} had waited for {:.0f} s when the processes ended{}."
+    RAISED = "{:^} raised in {}, which did not complete."
     MORE = "And {} more."
     FROM_DUMPS = "source: Flight Recorder dumps, which hold calls that no probe recorded"
     AT_THE_SAME_TIME = "a job of {} ran at the same time"
     STARTED_THESE = "rank {} of another job started these ranks"
     ANOTHER_JOB = "another job ran at the same time: {}"
     STARTED_BY = "Job started by rank {}"
-
-
-def without_a_rank(processes: int) -> str:
-    """Say that processes recorded calls, but have no rank."""
-    who = "One process" if processes == 1 else f"{processes} processes"
-    return f"{who} recorded calls without a rank, on no communicator of another process."
-
-
-def unsized(dumps: int, inside: Sequence[int]) -> str:
-    """Say that dumps leave open how many ranks there are, and that some wait."""
-    return (
-        f"No dump shows how many ranks the job has: {plural(dumps, 'rank')} left one, and "
-        f"{ranks_text(inside)} {verb(inside, 'wait')} in a call that others may not have joined."
-    )
-
-
-def left_open(inside: Sequence[int]) -> str:
-    """Say that calls of ranks are not known to have completed long after them."""
-    return (
-        f"{sentence(ranks_text(inside))} {verb(inside, 'have')} calls that are not known to have "
-        f"completed, long after the last one."
-    )
 
 
 def too_short(seconds: float | None, limit: float) -> str:
@@ -107,36 +91,6 @@ def not_recorded(unseen: Sequence[str]) -> str:
     more = len(unseen) - 2
     listed = "; ".join(unseen[:2]) + (f"; and {more} more" if more > 0 else "")
     return f" Not recorded: {listed}."
-
-
-def unfed(ranks: Sequence[int]) -> str:
-    """Say that ranks wait in queues that nothing fills."""
-    return (
-        f"{sentence(ranks_text(ranks))} {verb(ranks, 'wait')} in a queue of {its(ranks)} own "
-        f"process, in which no other Python thread runs that could fill it."
-    )
-
-
-def gone_early(gone: Sequence[int]) -> str:
-    """Say that processes were gone before those of other ranks."""
-    return (
-        f"{sentence(ranks_text(gone))} {be(gone)} gone without a recorded end, seconds before "
-        f"other ranks."
-    )
-
-
-def had_waited(waiting: Sequence[int], seconds: float, missed: Sequence[int]) -> str:
-    """Say for how long ranks had waited at the end, and for whom, if that is known."""
-    whom = f", for {ranks_text(missed)}" if missed else ""
-    return (
-        f"{sentence(ranks_text(waiting))} had waited for {seconds:.0f} s when the processes "
-        f"ended{whom}."
-    )
-
-
-def raised_in_call(ranks: Sequence[int], comm: Communicator, call: Call) -> str:
-    """Say that ranks raised an exception in a call."""
-    return f"{sentence(ranks_text(ranks))} raised in {call_on(comm, call)}, which did not complete."
 
 
 class Gap(Phrase):

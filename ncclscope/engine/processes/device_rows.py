@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ncclscope.model import Call, Communicator, Finding, Rank, Run
 from ncclscope.model.device import DeviceProgress
 from ncclscope.wording.device import Progress
-from ncclscope.wording.names import call_text, comm_text, ranks_text, replay_text
+from ncclscope.wording.names import call_text, comm_text, replay_text
 
 _SHOWN = 6
 """Different positions that are listed one by one."""
@@ -91,7 +91,7 @@ def describe_device(run: Run, cause: Finding) -> Iterator[str]:
     rows = device_rows(run, cause.comm.key)
     for row in rows[:_SHOWN]:
         pending = row.pending
-        device = Progress.DEVICE.of(ranks_text(row.ranks))
+        device = Progress.DEVICE.of(row.ranks)
         where = comm_text(row.comm)
         if pending.unknown:
             yield Progress.UNKNOWN.of(device, where, pending.unknown)
@@ -121,7 +121,7 @@ def device_notes(run: Run) -> Iterator[str]:
         if isinstance(reason := rank.details.get("device_progress"), str):
             off.setdefault(reason, []).append(rank.rank)
     for reason, ranks in off.items():
-        yield Progress.NOT_COUNTED.of(ranks_text(ranks), reason)
+        yield Progress.NOT_COUNTED.of(ranks, reason)
 
 
 def _age(ranks: Sequence[Rank], key: str) -> str:

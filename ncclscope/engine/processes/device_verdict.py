@@ -93,11 +93,11 @@ def compare_gpus(snapshot: Snapshot) -> Reading | None:
 
     parts = []
     if spinning:
-        parts.append(Load.SPINS.of(ranks_text(spinning), figures(spinning)))
+        parts.append(Load.SPINS.of(spinning, figures(spinning)))
     if idle:
-        parts.append(Load.IDLE.of(ranks_text(idle), figures(idle)))
+        parts.append(Load.IDLE.of(idle, figures(idle)))
     if other:
-        parts.append(Load.AT_WORK.of(ranks_text(other), figures(other)))
+        parts.append(Load.AT_WORK.of(other, figures(other)))
     named = bool(idle) and not other and len(spinning) > len(idle)
     return Reading("; ".join(parts), tuple(idle) if named else (), bool(spinning) or None)
 

@@ -9,7 +9,6 @@ from ncclscope.engine.processes.judgement import Judgement, unless_late
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import classify
 from ncclscope.wording import stacks as wording
-from ncclscope.wording.names import ranks_text
 from ncclscope.wording.stacks import Seen, place_text, seen
 
 
@@ -39,7 +38,7 @@ def judge_gone(
         diverging=ranks,
         role="latent" if moving else "cause",
         peers=classes[0].motion,
-        evidence=(*seen(classes, gap), Seen.ENDED.of(ranks_text(ranks))),
+        evidence=(*seen(classes, gap), Seen.ENDED.of(ranks)),
         seen_seconds=gap,
     )
     if elsewhere and not moving:
@@ -85,7 +84,7 @@ def judge_stopped(
         gap: Seconds between the first and the last sample.
     """
     ranks = tuple(sorted(motion.rank for motion in stopped))
-    proc = Seen.STOPPED.of(ranks_text(ranks))
+    proc = Seen.STOPPED.of(ranks)
     where = classify(stopped)
     if not still and not moving:
         return Judgement(

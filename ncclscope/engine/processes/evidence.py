@@ -18,7 +18,7 @@ from ncclscope.engine.processes.stack_classes import build_tree, classify
 from ncclscope.engine.processes.stack_verdict import Judgement, judge_stacks
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import Snapshot
-from ncclscope.wording.names import plural, ranks_text
+from ncclscope.wording.names import plural
 from ncclscope.wording.stacks import Seen, starved_text
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$", re.IGNORECASE)
@@ -207,8 +207,8 @@ def _is_all_of(cause: Finding, stacks: Judgement, snapshot: Snapshot) -> bool:
 
 def _names(found: Judgement) -> str:
     if found.diverging:
-        return Seen.APART.of(ranks_text(found.diverging))
-    return Seen.NO_MAJORITY.of(ranks_text(found.candidates))
+        return Seen.APART.of(found.diverging)
+    return Seen.NO_MAJORITY.of(found.candidates)
 
 
 def _follows(found: Judgement, cause: Finding) -> bool:

@@ -93,7 +93,7 @@ def within_groups(
             if 2 * len(group & apart) >= len(group) or _may_send(by_rank[rank], apart):
                 added |= group - apart
     if not added and _have_met(by_rank, apart, waits):
-        note = Seen.HAVE_MET.of(ranks_text(apart))
+        note = Seen.HAVE_MET.of(apart)
         return found.with_note(note).undecided(sorted(apart))
     if not added or _have_gone_another_way(by_rank, apart):
         return found
@@ -155,7 +155,7 @@ def _narrowed(
     if len(ends) == len(motions):
         return found
     return replace(
-        found.with_note(Seen.CHAINS_END.of(ranks_text(ends))),
+        found.with_note(Seen.CHAINS_END.of(ends)),
         candidates=tuple(sorted(ends)),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from ncclscope.model import Call, Fact, Finding, Rank, State
@@ -12,8 +13,9 @@ from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
 from ncclscope.model.signature import BARRIERS, P2P_OPS
 from ncclscope.model.text import status_text
 from ncclscope.model.threads import precedes
-from ncclscope.wording import ends as wording
-from ncclscope.wording.ends import End, Ending
+from ncclscope.untrusted import printable
+from ncclscope.wording.ends import End, Ending, Ends
+from ncclscope.wording.names import call_on, numbered
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
@@ -23,6 +25,8 @@ _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
 _OF_OTHERS = ("TimeoutError", "queue.Empty", "subprocess.TimeoutExpired")
 """Exceptions of sockets, queues and stores of the program."""
+_LONGEST = 240
+"""Characters of an exception's text that are shown."""
 _AT_ONCE_NS = 2_000_000_000
 _LOST = re.compile(
     r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited"
@@ -219,6 +223,12 @@ def _may_have_closed(records: Records, ranks: Sequence[int]) -> list[int]:
     return [one.rank for one in known if not (one.alive or ended_by_peers(one))]
 
 
+def noted_error(rank: Rank) -> str:
+    """Return the newest exception that a process noted, and its line; empty without one."""
+    noted = rank.activities.get(RAISED)
+    return printable((noted and noted.detail) or "")
+
+
 def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
     """Yield ranks that failed in a call that all members have posted.
 
@@ -242,14 +252,15 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
         if comm.backend == "gloo" and len(past) == len(others):
             continue  # no rank waits in that call: they wait in the one that these ranks lack
         ended = [ranks[number] for number in failing]
+        how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
         yield Finding(
             kind="dead_rank",
-            summary=wording.failed_in_call(
-                comm,
-                theirs,
-                failing,
-                [str(rank.details["ended_with"]) for rank in ended],
-                past=bool(past),
+            summary=Ends.FAILED_IN.of(
+                failing=failing,
+                where=call_on(comm, theirs),
+                how=printable(shorten(how, _LONGEST, placeholder=" ...")),
+                others=others,
+                later=Ends.OR_LATER if past else "",
             ),
             comm=comm,
             seq=seq,
@@ -260,10 +271,13 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             role="cause",
             analyzer=analyzer,
             evidence=(
-                Fact.of_call(wording.posted_by_all(comm, theirs), comm.ranks),
-                *(Fact.of_rank(one.rank, wording.raised(one)) for one in ended),
+                Fact.of_call(Ends.ALL_POSTED.of(comm.ranks, call_on(comm, theirs)), comm.ranks),
+                *(
+                    Fact.of_rank(one.rank, Ends.RAISED.of(one.rank, noted_error(one)))
+                    for one in ended
+                ),
             ),
-            inferred=(wording.FROM_LINE,),
+            inferred=(str(Ends.FROM_LINE),),
         )
 
 
@@ -283,8 +297,6 @@ def have_gone_on(case: Records, rank: Rank, finding: Finding, waiting: Sequence[
 def given_up(finding: Finding, waiting: Sequence[int]) -> Finding:
     """Describe a call that nobody waits in: its ranks gave it up, went on, and exited in order."""
     (number,) = finding.diverging_ranks
-    return replace(
-        finding,
-        summary=wording.given_up(finding.comm, finding.seq, finding.peers, number, waiting),
-        role="latent",
-    )
+    where = numbered(finding.comm, finding.seq, finding.peers)
+    summary = Ends.GIVEN_UP.of(rank=number, where=where, waiting=waiting)
+    return replace(finding, summary=summary, role="latent")

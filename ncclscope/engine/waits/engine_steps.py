@@ -17,8 +17,9 @@ from ncclscope.engine.waits.noted import raised
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
+from ncclscope.untrusted import printable
 from ncclscope.wording import notes as wording
-from ncclscope.wording.ends import saw_worker_end
+from ncclscope.wording.ends import Ends
 from ncclscope.wording.names import ranks_text
 
 _SHOWN = 6
@@ -225,7 +226,8 @@ def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
         died = engine.activities.get(WORKER_DIED)
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
         if died is not None and 0 < died.number <= len(workers):
-            yield workers[died.number - 1], saw_worker_end(name, engine.pid, died.detail or "")
+            detail = printable(died.detail or "")
+            yield workers[died.number - 1], Ends.SAW_WORKER.of(name, engine.pid, detail)
 
 
 def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:

@@ -18,14 +18,14 @@ from ncclscope.engine.waits.transfers import (
     proof_of,
 )
 from ncclscope.model import Call, Communicator, Finding, Rank, State
-from ncclscope.wording import p2p as wording
+from ncclscope.wording.names import call_text, plural, site_text, who_text
+from ncclscope.wording.p2p import Half, Stuck
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
 
 _KIND = "p2p_mismatch"
 _OTHER_SIDE = {"send": "recv", "recv": "send"}
-_LACKS = {"send": "receive", "recv": "send"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _unless_idle(transfer: OpenTransfer, finding: Finding) -> Finding:
     """Return a finding on a receive from any source as latent where all senders may be at work."""
     if transfer.call.peer is not None or finding.role != "cause" or not finding.hangs:
         return finding
-    return replace(finding.with_clause(wording.NO_SERVER), role="latent")
+    return replace(finding.with_clause(str(Half.NO_SERVER)), role="latent")
 
 
 def _finding(
@@ -107,18 +107,31 @@ def _finding(
     first = found[0]
     evidence = []
     for transfer in found:
-        evidence.append(wording.newest(transfer.rank, transfer.call))
+        call = transfer.call
+        state = f"{call_text(call)}, {call.state.word}{site_text(call)}"
+        evidence.append(Half.NEWEST.of(transfer.rank, state))
         evidence += transfer.proofs
     for peer in first.peers:
         last = case.run.by_rank[peer].last_call(transfers=True)
         if last is not None:
+            line = f"{last.state.word}{site_text(last)}"
             comm = case.run.communicators[last.comm]
-            evidence.append(wording.last_call(comm, peer, last))
+            evidence.append(Half.LAST_CALL.of(peer, last, comm, line))
     waiting = [one.rank for one in found]
+    lack = Half.NO_RECEIVE if first.call.op == "send" else Half.NO_SEND
     return Finding(
         kind=_KIND,
         hangs=may_come(case, first.peers) or None,
-        summary=wording.unanswered(case.run, first.comm, first.call, waiting, first.peers),
+        summary=lack.of(
+            who=who_text(case.run, waiting),
+            waiting=waiting,
+            call=first.call,
+            any="" if first.call.peer is not None else Half.FROM_ANY,
+            comm=first.comm,
+            site=site_text(first.call),
+            peer=who_text(case.run, first.peers),
+            peers=first.peers,
+        ),
         comm=first.comm,
         seq=first.call.seq if len(found) == 1 else None,
         diverging_ranks=diverging,
@@ -129,7 +142,7 @@ def _finding(
         role=role,
         analyzer=analyzer,
         evidence=tuple(dict.fromkeys(evidence)),
-        inferred=(wording.all_wait_for(diverging) if diverging else wording.NOT_KNOWN,),
+        inferred=(Half.SEVERAL_WAIT.of(diverging) if diverging else str(Half.NOT_KNOWN),),
     )
 
 
@@ -221,10 +234,12 @@ def _unmatched(
         received = sum(one.op == "recv" for one in calls[receiver])
         sent = sum(one.op == "send" and one.peer == place for own in calls.values() for one in own)
         more, fewer = (sent, received) if call.op == "send" else (received, sent)
-        return wording.counts(receiver, sent, received) if more > fewer else None
+        if more <= fewer:
+            return None
+        return Half.COUNTS.of(plural(sent, "send"), receiver, plural(received, "receive"))
     if case.timeless:
         return None  # dumps of several ranks are not of one moment
     before = [one for one in case.run.by_rank[number].p2p[comm.key] if one.seq != call.seq]
     if not before or any(one.state is not State.COMPLETED for one in before):
         return None
-    return wording.Stuck.OTHERS_COMPLETED.of(number)
+    return Stuck.OTHERS_COMPLETED.of(number)

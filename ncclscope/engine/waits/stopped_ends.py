@@ -9,7 +9,8 @@ from ncclscope.engine.repairs.departures import keeps_to_rounds
 from ncclscope.engine.waits.open_transfers import is_in_transfer
 from ncclscope.engine.waits.transfers import StuckTransfer, is_stopped, pairs
 from ncclscope.model import Fact, Finding
-from ncclscope.wording import p2p as wording
+from ncclscope.wording.names import who_text
+from ncclscope.wording.p2p import Half
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
@@ -32,7 +33,13 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
     comm = own[0].pair.comm
     return Finding(
         kind="not_joined" if known else "dead_rank",
-        summary=wording.stopped(case.run, comm, ranks, waiting, known=known),
+        summary=Half.STOPPED.of(
+            who=who_text(case.run, ranks),
+            ranks=ranks,
+            state=Half.BY_SIGNAL if known else Half.NO_HEARTBEAT,
+            waiting=waiting,
+            comm=comm,
+        ),
         comm=comm,
         seq=None,  # transfers are not collectives, and are numbered separately
         diverging_ranks=ranks,
@@ -42,10 +49,13 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         role="cause",
         analyzer=analyzer,
         evidence=tuple(
-            Fact.of_call(wording.lacks_half(one.rank, one.call, one.number, one.peer), [one.rank])
+            Fact.of_call(
+                Half.LACKS.of(rank=one.rank, call=one.call, number=one.number, peer=one.peer),
+                [one.rank],
+            )
             for one in own
         ),
-        inferred=(wording.HELD_UP,),
+        inferred=(str(Half.HELD_UP),),
     )
 
 
@@ -74,7 +84,7 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
             return None
         behind = () if is_inside else case.waits.ends.get(end, ())
         if len({*awaited[end], *behind}) > 1:
-            return end, wording.WAITS_IN_NONE
+            return end, str(Half.WAITS_IN_NONE)
         return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
     if ends:
         return None
@@ -83,7 +93,8 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
         others = {count for other, count in reached.items() if other != rank}
         if len(reached) > 2 and len(others) == 1 and reached[rank] not in others:
             (common,) = others
-            return rank, wording.differs_in_number(reached[rank], common)
+            side = Half.FEWER if reached[rank] < common else Half.MORE
+            return rank, side.of(reached[rank], common)
     return None
 
 
@@ -95,7 +106,7 @@ def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None
     others = [count for count in reached.values() if count]
     if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
         return None
-    return rank, wording.short_of(min(len(pair.sends), len(pair.receives)), theirs)
+    return rank, Half.SHORT_OF.of(min(len(pair.sends), len(pair.receives)), theirs)
 
 
 def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:

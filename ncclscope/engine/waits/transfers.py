@@ -22,7 +22,6 @@ from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
 from ncclscope.wording.ends import End
-from ncclscope.wording.names import ranks_text
 from ncclscope.wording.p2p import Stuck
 
 if TYPE_CHECKING:
@@ -354,8 +353,7 @@ def proof_of(
         # A process that is stopped has no heartbeat, and has waited for as long as its peer.
         ends = (rank,) if is_stopped(case, peer) and not is_stopped(case, rank) else (rank, peer)
         seconds = _common_quiet(case, ends)
-        both = ranks_text((rank.rank, peer.rank))
-        return None if seconds is None else Stuck.QUIET.of(both, seconds)
+        return None if seconds is None else Stuck.QUIET.of((rank.rank, peer.rank), seconds)
     if any(other.details.get("timed_out") for other in case.run.ranks):
         return str(Stuck.DUMPED_AT_TIMEOUT)
     fresh = not all(other.details.get("dumped", True) for other in (rank, peer))

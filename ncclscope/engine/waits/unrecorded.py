@@ -16,8 +16,8 @@ from ncclscope.engine.processes.positions import Position, is_inside_unrecorded
 from ncclscope.engine.waits.endings import failed, status_of
 from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
-from ncclscope.wording import ends
-from ncclscope.wording.names import call_on, rank_text, who_text
+from ncclscope.wording.ends import Ended, Ends
+from ncclscope.wording.names import call_on, rank_text, site_text, who_text
 from ncclscope.wording.waits import Unrecorded, Wait
 
 ANALYZER = "decision"
@@ -76,7 +76,7 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
                 where=where,
                 seconds=seconds,
             ),
-            evidence=(*evidence, *(ends.HAS_ENDED.format(rank) for rank in ended)),
+            evidence=(*evidence, *(Ends.HAS_ENDED.of(rank) for rank in ended)),
         )
     elif others and len(others) != len(waiting):
         few = min(others, waiting, key=len)
@@ -114,9 +114,16 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
     if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
         return
     call = pending_calls[0].call
+    where = call_on(comm, call)
     yield Finding(
         kind="not_joined",
-        summary=ends.ended_in_call(case.run, comm, call, failed, absent, inside[0].text),
+        summary=Ends.IN_CALL.of(
+            failed=failed,
+            where=f"{where}{site_text(call)}",
+            who=who_text(case.run, absent),
+            absent=absent,
+            at=inside[0].text,
+        ),
         comm=comm,
         seq=call.seq,
         diverging_ranks=absent,
@@ -125,7 +132,7 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         role="cause",
         analyzer=ANALYZER,
         evidence=(
-            Wait.POSTED.of(posted=failed, where=call_on(comm, call), absent=absent),
+            Wait.POSTED.of(posted=failed, where=where, absent=absent),
             *(f"rank {rank.rank} {_ending(rank)}" for rank in ranks),
             *(Unrecorded.IS_IN.of(one.rank, one.text) for one in inside),
         ),
@@ -165,13 +172,15 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     inside = any(call is not None and call.state is not State.COMPLETED for call in last)
     yield Finding(
         kind="dead_rank",
-        summary=ends.lost_connection(lost, errors[lost[0]], how),
+        summary=Ends.THEN_LOST.of(how="; ".join(how), lost=lost, error=errors[lost[0]])
+        if how
+        else Ends.ALL_LOST.of(lost),
         diverging_ranks=first if blames else (),
         candidate_ranks=() if blames else candidates,
         confidence="likely" if blames else "ambiguous",
         role="cause",
         analyzer=ANALYZER,
-        evidence=tuple(ends.ended_with(rank, text) for rank, text in errors.items()),
+        evidence=tuple(Ends.WITH.of(rank, text) for rank, text in errors.items()),
         inferred=() if inside else (str(Unrecorded.LOST),),
     )
 
@@ -208,9 +217,10 @@ def _alone_in_a_call(
 ) -> Finding:
     pending = case.waits.pending_calls[alone[0]]
     comm, call = pending.comm, pending.call
+    where = call_on(comm, call)
     return Finding(
         kind="extra_call",
-        summary=ends.ended_alone_in_call(case.run, comm, call, alone),
+        summary=Ends.ALONE_IN_CALL.of(who_text(case.run, alone), f"{where}{site_text(call)}"),
         comm=comm,
         seq=call.seq,
         diverging_ranks=alone,
@@ -219,8 +229,8 @@ def _alone_in_a_call(
         role="cause",
         analyzer=ANALYZER,
         evidence=(
-            Wait.ALONE.of(posted=alone, where=call_on(comm, call)),
-            *(ends.ended_with(rank, text) for rank, text in sorted(errors.items())),
+            Wait.ALONE.of(posted=alone, where=where),
+            *(Ends.WITH.of(rank, text) for rank, text in sorted(errors.items())),
         ),
         inferred=(Unrecorded.ABORTED.of(hidden),),
         extent=1,
@@ -231,8 +241,8 @@ def _error(rank: Rank) -> str:
     return printable(str(rank.details.get("ended_with") or ""))
 
 
-def _ending(rank: Rank) -> ends.Ended:
-    return ends.Ended(_error(rank), rank.exited)
+def _ending(rank: Rank) -> Ended:
+    return Ended(_error(rank), rank.exited)
 
 
 def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:

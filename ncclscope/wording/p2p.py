@@ -22,7 +22,6 @@ class Half(Phrase):
     """That one half of a transfer is missing, and whose."""
 
     NO_SERVER = ": a server without requests looks the same"
-    NOT_KNOWN = "the records do not show which of them is wrong"
     HELD_UP = "ranks that wait for a rank which waits itself are held up by this one"
     NEWEST = "rank {}: {}, its newest call"
     LAST_CALL = "the last call of rank {} is {} on {}, {}"

@@ -39,7 +39,7 @@ class Lack(Phrase):
     TURN = "its turn in {}, which still generates for other requests"
 
 
-class Why(Phrase):
+class Detail(Phrase):
     """Details of what a transfer lacks, and lines of evidence."""
 
     CONNECTOR = "the connector"
@@ -97,7 +97,7 @@ def ended_text(gone: Sequence[Rank]) -> str:
 
 def stopped_text(stopped: Sequence[Rank]) -> str:
     """Return that processes are stopped, as ``/proc`` shows."""
-    return Why.STATE_T.of(listed(stopped), be(range(len(stopped))))
+    return Detail.STATE_T.of(listed(stopped), be(range(len(stopped))))
 
 
 def listed(processes: Sequence[Rank]) -> str:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
+from importlib import import_module
 from pathlib import Path
+from string import Formatter
 
 import pytest
+
+from ncclscope.wording.phrase import Phrase
 
 ROOT = Path(__file__).parents[2]
 RULES = (ROOT / "ncclscope" / "engine", ROOT / "analyzers" / "ncclscope_analyzers")
@@ -19,6 +23,26 @@ CLEAN = (
     "analyzers/ncclscope_analyzers/redop_mismatch.py",
     "analyzers/ncclscope_analyzers/root_mismatch.py",
     "analyzers/ncclscope_analyzers/stack_classes.py",
+    "ncclscope/engine/accounting.py",
+    "ncclscope/engine/agreement.py",
+    "ncclscope/engine/case.py",
+    "ncclscope/engine/coverage.py",
+    "ncclscope/engine/damaged.py",
+    "ncclscope/engine/decision.py",
+    "ncclscope/engine/failures.py",
+    "ncclscope/engine/linked.py",
+    "ncclscope/engine/lost_together.py",
+    "ncclscope/engine/missed.py",
+    "ncclscope/engine/precedence.py",
+    "ncclscope/engine/records.py",
+    "ncclscope/engine/registry.py",
+    "ncclscope/engine/reservations.py",
+    "ncclscope/engine/table.py",
+    "ncclscope/engine/unlogged.py",
+    "ncclscope/engine/verdict.py",
+    "ncclscope/engine/processes",
+    "ncclscope/engine/transfers",
+    "ncclscope/engine/waits",
 )
 """Modules and rooms that write no sentence: ``ncclscope/wording`` says what they decide."""
 WORDS = 3
@@ -212,12 +236,16 @@ def test_a_rule_that_reads_codes_is_none(rule: str) -> None:
 
 
 def sentences(source: str) -> list[tuple[int, str]]:
-    """Return the lines and texts of sentences in a module, other than docstrings and errors."""
+    """Return the lines and texts of sentences in a module.
+
+    Docstrings, errors and patterns are none.
+    """
     tree = ast.parse(source)
     skipped = {
         id(part)
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile")
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for part in ast.walk(node)
     }
@@ -273,8 +301,57 @@ def test_a_rule_that_writes_a_sentence_is_found(rule: str) -> None:
         "kind = 'missing_call'",
         "'''A docstring of several words.'''",
         "raise ValueError('no such rank here')",
+        "LOST = re.compile('closed by peer|reset by peer')",
         "text = f'{who}: {what}'",
     ],
 )
 def test_a_rule_that_writes_codes_is_clean(rule: str) -> None:
     assert not sentences(rule)
+
+
+PHRASES = {
+    kind.__name__: {phrase.name: str(phrase) for phrase in kind}
+    for module in sorted((ROOT / "ncclscope" / "wording").glob("*.py"))
+    for kind in vars(import_module(f"ncclscope.wording.{module.stem}")).values()
+    if isinstance(kind, type) and issubclass(kind, Phrase)
+}
+"""The wordings of each code, by the name of its class."""
+
+
+def slots(wording: str) -> tuple[int, set[str]]:
+    """Return how many values a wording takes, and the names of others."""
+    fields = [name for _, name, *_ in Formatter().parse(wording) if name is not None]
+    numbers = {int(name) for name in fields if name.isdecimal()}
+    return max(len([name for name in fields if not name]), *(n + 1 for n in numbers), 0), {
+        name for name in fields if name and not name.isdecimal()
+    }
+
+
+def misfits(source: str) -> list[tuple[int, str]]:
+    """Return the lines and calls in which a phrase lacks a value for one of its slots."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".of")):
+            continue
+        kind, code, _ = ["", *ast.unparse(node.func).split(".")][-3:]
+        given = {one.arg for one in node.keywords}
+        if code not in PHRASES.get(kind, {}) or None in given:
+            continue
+        count, named = slots(PHRASES[kind][code])
+        if len(node.args) != count or not named <= given:
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def test_each_phrase_gets_values_for_its_slots() -> None:
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {call}"
+        for room in RULES
+        for path in sorted(room.rglob("*.py"))
+        for line, call in misfits(path.read_text(encoding="utf-8"))
+    ] == []
+
+
+@pytest.mark.parametrize("call", ["Gap.BARE.of()", "Gap.NCCL.of(1, 2)", "Wait.IN.of(ranks=[1])"])
+def test_a_phrase_without_a_value_is_found(call: str) -> None:
+    assert misfits(call)

@@ -10,9 +10,9 @@ from ncclscope.untrusted import printable
 from ncclscope.wording.names import be, plural
 from ncclscope.wording.transfers import (
     HANDSHAKE_SECONDS,
+    Detail,
     Lack,
     Next,
-    Why,
     address_text,
     clock,
     ended_text,
@@ -38,7 +38,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a transfer does not end.
+    """Detail a transfer does not end.
 
     Attributes:
         lack: What it lacks.
@@ -133,7 +133,7 @@ def _read_freed(engines: Engines, receive: Transfer, send: Transfer) -> Reason:
         confidence="likely",
         role="latent" if _went_on(engines, receive) else "cause",
         hangs=False,
-        evidence=(Why.LEASE_AND_READ.of(clock(send.changed_ns), clock(receive.changed_ns)),),
+        evidence=(Detail.LEASE_AND_READ.of(clock(send.changed_ns), clock(receive.changed_ns)),),
         next=(str(Next.REPORTS_SUCCESS),),
     )
 
@@ -170,13 +170,13 @@ def _failed(
     at_fault: tuple[Rank, ...] = ()
     if gone and sender is not None:
         at_fault = tuple(gone)
-        missing = Why.SENDER_ENDED.of(sender.name)
+        missing = Detail.SENDER_ENDED.of(sender.name)
         evidence.append(ended_text(gone))
     elif address is not None:
         missing = f"{Lack.SUCCESS.of(why)}: {address}"
         evidence.append(address)
     elif sender is None and receive.peer:
-        unread = Why.NOT_AMONG.of(printable(receive.peer), address_text(receive))
+        unread = Detail.NOT_AMONG.of(printable(receive.peer), address_text(receive))
         missing = f"{Lack.SUCCESS.of(why)}: {unread}"
     else:
         missing = Lack.SUCCESS.of(why)
@@ -199,14 +199,14 @@ def _sender_down(
     if gone := sender.gone():
         return Reason(
             Lack.SENDER,
-            Why.HAS_ENDED.of(sender.name),
+            Detail.HAS_ENDED.of(sender.name),
             at_fault=tuple(gone),
             evidence=(ended_text(gone),),
             next=_waits_for_read(receive, receiver),
         )
     engine = printable(sender.id)
     if stopped := sender.stopped():
-        state = Why.IS_STOPPED.of(be(range(len(stopped))))
+        state = Detail.IS_STOPPED.of(be(range(len(stopped))))
         return Reason(
             Lack.SENDER,
             Lack.SENDER.of(listed(stopped), engine, state),
@@ -219,10 +219,10 @@ def _sender_down(
         newest = max(one.last_seen_ns or 0 for one in silent)
         return Reason(
             Lack.SENDER,
-            Lack.SENDER.of(listed(silent), engine, Why.NO_LONGER_RUNS),
+            Lack.SENDER.of(listed(silent), engine, Detail.NO_LONGER_RUNS),
             confidence="likely",
             at_fault=tuple(silent),
-            evidence=(Why.LAST_HEARTBEAT.of(listed(silent), clock(newest)),),
+            evidence=(Detail.LAST_HEARTBEAT.of(listed(silent), clock(newest)),),
             next=_waits_for_read(receive, receiver),
         )
     return None
@@ -234,7 +234,7 @@ def _freed(receive: Transfer, send: Transfer | None, receiver: KvEngine) -> Reas
     return Reason(
         Lack.LEASE,
         str(Lack.LEASE),
-        evidence=(Why.LEASE_ENDED.of(clock(send.changed_ns)),),
+        evidence=(Detail.LEASE_ENDED.of(clock(send.changed_ns)),),
         next=(str(Next.READS_FREED),),
     )
 
@@ -263,19 +263,19 @@ def _no_room(
             confidence="likely",
             role="latent",
             hangs=False,
-            evidence=(Why.GENERATES.of(listed(busy)),),
+            evidence=(Detail.GENERATES.of(listed(busy)),),
             next=(str(Next.QUEUED),),
         )
     requests = plural(len(holding), "request")
-    given_none = Why.GIVEN_NONE.of(waited)
+    given_none = Detail.GIVEN_NONE.of(waited)
     return Reason(
         Lack.ROOM,
         Lack.ROOM.of(
-            receiver.name, Why.HOLD_BLOCKS.of(requests) if holding else Why.HELD_BY_OTHERS
+            receiver.name, Detail.HOLD_BLOCKS.of(requests) if holding else Detail.HELD_BY_OTHERS
         ),
         confidence="likely",
         role="consequence" if stuck else "cause",
-        evidence=(Why.NEEDS.of(given_none, receive.blocks) if receive.blocks else given_none,),
+        evidence=(Detail.NEEDS.of(given_none, receive.blocks) if receive.blocks else given_none,),
         next=(Next.EXTENDED.of(Next.QUEUED) if one.send else f"{Next.QUEUED}.",),
     )
 
@@ -296,17 +296,17 @@ def _wrong_address(engines: Engines, receive: Transfer, sender: KvEngine) -> str
     if receive.port in {port for _, port in known}:
         return None  # one host may have several names
     answers = f"{printable(host)}:{port}"
-    return Why.OTHER_ADDRESS.of(address_text(receive), printable(sender.id), answers)
+    return Detail.OTHER_ADDRESS.of(address_text(receive), printable(sender.id), answers)
 
 
 def _still(
     receive: Transfer, send: Transfer | None, sender: KvEngine | None, receiver: KvEngine
 ) -> Reason:
     """Return a reason for a wait that no record explains."""
-    known = {"handshake": Why.HANDSHAKE, "read": Why.READ}
-    what = str(known.get(receive.phase, Why.ITS_BLOCKS))
+    known = {"handshake": Detail.HANDSHAKE, "read": Detail.READ}
+    what = str(known.get(receive.phase, Detail.ITS_BLOCKS))
     if not receive.peer:
-        store = receiver.connector or Why.CONNECTOR
+        store = receiver.connector or Detail.CONNECTOR
         return Reason(Lack.DELIVERY, Lack.DELIVERY.of(store, what), "likely", detail=what)
     next = _waits_for_read(receive, receiver)
     if sender is None:
@@ -337,7 +337,7 @@ def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Thresholds
         Lack.SECOND_HALF,
         Lack.SECOND_HALF.of(names, sender.name),
         "likely",
-        evidence=(Why.NO_RECORD_NAMES.of(names),),
+        evidence=(Detail.NO_RECORD_NAMES.of(names),),
         next=(Next.FREES.of(over) if over else str(Next.KEEPS),),
     )
 
@@ -356,7 +356,7 @@ def _expired_unread(engines: Engines, send: Transfer) -> Reason | None:
         "likely",
         role="latent",
         hangs=False,
-        evidence=(Why.LEASE_ENDED.of(clock(send.changed_ns)),),
+        evidence=(Detail.LEASE_ENDED.of(clock(send.changed_ns)),),
     )
 
 

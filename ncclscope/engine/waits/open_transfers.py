@@ -18,6 +18,7 @@ from ncclscope.engine.waits.transfers import (
     proof_of,
 )
 from ncclscope.model import Call, Communicator, Finding, Rank, State
+from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import call_text, plural, site_text, who_text
 from ncclscope.wording.p2p import Half, Stuck
 
@@ -142,7 +143,7 @@ def _finding(
         role=role,
         analyzer=analyzer,
         evidence=tuple(dict.fromkeys(evidence)),
-        inferred=(Half.SEVERAL_WAIT.of(diverging) if diverging else str(Half.NOT_KNOWN),),
+        inferred=(Half.SEVERAL_WAIT.of(diverging) if diverging else str(Doubt.WHICH_IS_WRONG),),
     )
 
 

@@ -8,16 +8,8 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.mismatch import PARAMETERS
 from ncclscope.engine.sequences.swaps import Swap
 from ncclscope.model import Finding
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.wording import skips as say
+from ncclscope.wording.names import site_text
 
 
 class CommSwap:
@@ -29,24 +21,19 @@ class CommSwap:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield a finding where one communicator has as many extra calls as another lacks."""
         for swap in case.swaps:
-            here, there = comm_text(swap.comm), comm_text(swap.fewer)
-            name = swap.comm.label or "it"
+            theirs = say.of_peers(swap.peer_call, swap.peers)
+            comms, odd = (swap.comm, swap.fewer), swap.odd_call
             source = swap.source
             certain = source is not None and source.certain
             reason = None if source is None else source.reason
             missed = swap.other or swap.missed
             yield Finding(
                 kind=self.name,
-                summary=(
-                    f"{sentence(rank_text(case.run, swap.rank))} made {plural(swap.count, 'call')} "
-                    f"on {here} that {verb(range(swap.count), 'belong')} on {there}: "
-                    f"call {swap.seq} on {name} is {call_text(swap.odd_call)} there, "
-                    f"{_peers_text(swap)}."
-                ),
+                summary=say.swapped(case.run, swap.rank, comms, odd, theirs, swap.count),
                 comm=swap.comm,
                 seq=swap.seq,
                 diverging_ranks=(swap.rank,),
-                odd=swap.odd_call,
+                odd=odd,
                 peers=swap.peer_call,
                 confidence=swap.confidence or ("certain" if certain else "likely"),
                 role="cause",
@@ -60,30 +47,11 @@ class CommSwap:
             )
 
     def _evidence(self, swap: Swap) -> Iterable[str]:
-        here, there = comm_text(swap.comm), comm_text(swap.fewer)
-        yield f"{here}: all calls before #{swap.seq} agree"
-        yield (
-            f"#{swap.seq}: rank {swap.rank} posted {call_text(swap.odd_call)}"
-            f"{site_text(swap.odd_call)}, {_peers_text(swap)}"
-            + (site_text(swap.peer_call) if swap.peer_call is not None else "")
-        )
+        yield say.agree_until(swap.comm, swap.seq)
+        theirs = say.of_peers(swap.peer_call, swap.peers)
+        site = site_text(swap.peer_call) if swap.peer_call is not None else ""
+        yield say.posted_there(swap.rank, swap.odd_call, theirs, site)
         if swap.exchanged and swap.other is not None:
-            yield (
-                f"#{swap.other.seq} on {there}: rank {swap.rank} posted "
-                f"{call_text(swap.other.odd_call)}{site_text(swap.other.odd_call)}, "
-                f"{call_text(swap.other.peer_call)} on {ranks_text(swap.other.peers)}: exactly "
-                f"what its peers posted on {swap.comm.label or 'the other communicator'}"
-            )
-            return
-        missed = f" instead of {call_text(swap.missed)}" if swap.missed else ""
-        yield (
-            f"{plural(swap.count, 'call')} more on {here}, {swap.count} fewer on {there}{missed}, "
-            f"counted in sequence order"
-        )
-
-
-def _peers_text(swap: Swap) -> str:
-    if swap.peer_call is None:
-        have = "has" if len(swap.peers) == 1 else "have"
-        return f"which {ranks_text(swap.peers)} {have} not reached"
-    return f"{call_text(swap.peer_call)} on {ranks_text(swap.peers)}"
+            yield say.exchanged(swap.rank, swap.other, swap.comm.label)
+        else:
+            yield say.more_and_fewer((swap.comm, swap.fewer), swap.count, swap.missed)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
 from ncclscope.model import Finding
-from ncclscope.wording.names import call_text, comm_text, plural, ranks_text, sentence
+from ncclscope.wording import skips as say
 
 
 class GroupOrder:
@@ -18,16 +18,9 @@ class GroupOrder:
         """Yield a latent finding for each NCCL group with the same calls in another order."""
         for swap in case.group_swaps:
             odd, peers = swap.odd_call, swap.peer_call
-            who = swap.odd or swap.ranks
             yield Finding(
                 kind=self.name,
-                summary=(
-                    f"{sentence(ranks_text(who))} posted the {plural(swap.length, 'call')} of a "
-                    f"group on {comm_text(swap.comm)} in another order: call {swap.seq} is "
-                    f"{call_text(odd)} there and {call_text(peers)} on the others. NCCL sorts the "
-                    f"calls of a group, so nothing hangs; other libraries, or the same calls "
-                    f"outside of a group, would hang."
-                ),
+                summary=say.in_group(swap.odd or swap.ranks, swap.comm, odd, peers, swap.length),
                 comm=swap.comm,
                 seq=swap.seq,
                 diverging_ranks=swap.odd,
@@ -37,9 +30,6 @@ class GroupOrder:
                 confidence="certain" if swap.odd else "ambiguous",
                 role="latent",
                 analyzer=self.name,
-                evidence=(
-                    f"calls {swap.seq} to {swap.end} on {comm_text(swap.comm)} form one NCCL group "
-                    f"and differ between ranks only in their order",
-                ),
+                evidence=(say.one_group(swap.comm, swap.seq, swap.end),),
                 extent=swap.length,
             )

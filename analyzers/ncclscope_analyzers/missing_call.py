@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.findings import contrast, from_difference, graphs_text, subject
+from ncclscope.engine.findings import from_difference
 from ncclscope.engine.sequences.difference import Difference
-from ncclscope.model import Call, Finding
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.model import Finding
+from ncclscope.wording import skips as say
+from ncclscope.wording.differences import contrast, graphs_text
 
 
 class MissingCall:
@@ -32,107 +25,49 @@ class MissingCall:
                 yield self._either(case, difference)
             if not difference.odd or not difference.skipped:
                 continue
-            count = difference.first.deleted
-            proof = (
-                f"after skipping {plural(count, 'call')}, "
-                f"{plural(difference.first.matched, 'call')} "
-                f"{verb(range(difference.first.matched), 'agree')} again"
-            )
-            habit = _is_by_habit(difference)
+            first, rounds = difference.first, difference.rounds
+            habit, left = _is_by_habit(difference), rounds is not None and rounds.left
+            proof = say.agree_again(first.deleted, first.matched, extra=False)
+            why = say.why_skipped(difference.odd_call.op, left=left)
             yield from_difference(
                 case,
                 difference,
                 kind=self.name,
                 analyzer=self.name,
                 summary=_summary(case, difference),
-                extent=count,
+                extent=first.deleted,
                 evidence=() if habit else (proof,),
-                inferred=(_why(difference),) if habit else (),
+                inferred=(why,) if habit else (),
             )
 
     def _either(self, case: Case, difference: Difference) -> Finding:
         """Describe a pair in which one side skipped calls or the other posted extra ones."""
-        how = (
-            f"are {plural(abs(difference.surplus), 'call')} apart on {comm_text(difference.comm)} "
-            f"since call {difference.seq}, {call_text(difference.peer_call)}: one side skipped "
-            f"calls or the other posted extra ones"
-        )
-        if difference.suspect and _is_by_habit(difference):
-            how = (
-                f"are in different calls as call {difference.seq} on {comm_text(difference.comm)}, "
-                f"{_placed(difference.odd_call)} and {_placed(difference.peer_call)}: one side "
-                f"skipped calls, posted extra ones, or has them in the opposite order"
-            )
         return from_difference(
             case,
             difference,
             kind=self.name,
             analyzer=self.name,
-            summary=(
-                f"{sentence(ranks_text(difference.peers))} {how}; the records do not show which."
+            summary=say.either(
+                difference,
+                abs(difference.surplus),
+                by_habit=bool(difference.suspect) and _is_by_habit(difference),
             ),
             extent=max(difference.first.deleted, difference.first.inserted),
         )
 
 
 def _summary(case: Case, difference: Difference) -> str:
+    run, count, rounds = case.run, difference.first.deleted, difference.rounds
     if difference.comm.creates_groups:
-        return _without(case, difference)
-    count = plural(difference.first.deleted, "call")
-    rounds = difference.rounds
-    if rounds is not None and _is_by_habit(difference) and (rounds.left or rounds.rounds > 1):
-        return _left_out(case, difference)
-    if _is_by_habit(difference) and not graphs_text(difference):
-        who = "it" if len(difference.odd) == 1 else "they"
-        them = "that call" if difference.first.deleted == 1 else f"{count} from that one on"
-        return (
-            f"{subject(case, difference)} came to {_placed(difference.odd_call)} as call "
-            f"{difference.seq} on {comm_text(difference.comm)}, {ranks_text(difference.peers)} to "
-            f"{_placed(difference.peer_call)}: {who} skipped {them}, or would have posted it "
-            f"later, in the opposite order."
-        )
-    return (
-        f"{subject(case, difference)} skipped {count} on {comm_text(difference.comm)} and went "
-        f"on: {contrast(difference)}.{_which(difference)}"
-    )
-
-
-def _left_out(case: Case, difference: Difference) -> str:
-    """Say that a rank made one round fewer, and what it came to."""
-    assert difference.rounds is not None
-    count = plural(difference.first.deleted, "call")
-    came = "left the loop and came to" if difference.rounds.left else "came to"
-    equal = difference.rounds.rounds
-    what = f"one round of {count}" if equal > 1 else count
-    return (
-        f"{subject(case, difference)} left out {what} on {comm_text(difference.comm)}: it {came} "
-        f"{_placed(difference.odd_call)} as call {difference.seq}, "
-        f"{ranks_text(difference.peers)} to {_placed(difference.peer_call)}.{_which(difference)}"
-    )
-
-
-def _why(difference: Difference) -> str:
-    """Say what a skip is inferred from, where no call after it shows it."""
-    if difference.rounds is not None and difference.rounds.left:
-        op = difference.odd_call.op
-        return f"the end of a loop: a {op} that one rank alone posts within it looks the same"
-    return "the usual order, in which the missing call came first each time before"
-
-
-def _which(difference: Difference) -> str:
-    """Say that the place of the calls left out is not known, where those before are equal."""
-    if difference.seqs is None:
-        return ""
-    first, last = difference.seqs
-    if difference.rounds is None:
-        return (
-            f" Calls {first} to {last} are equal in all that is recorded: which of them it left "
-            f"out, the records do not show."
-        )
-    return (
-        f" Calls {first} to {last} are {plural(difference.rounds.rounds, 'equal round')}: which of "
-        f"them it left out, the records do not show."
-    )
+        return say.without_group(run, difference)
+    which = say.which_of_equal(difference.seqs, 0 if rounds is None else rounds.rounds)
+    if not _is_by_habit(difference) or graphs_text(difference):
+        text = contrast(difference, difference.surplus, len(difference.edits))
+        return say.skipped(run, difference, count, text) + which
+    if rounds is not None and (rounds.left or rounds.rounds > 1):
+        equal, left = rounds.rounds, rounds.left
+        return say.round_fewer(run, difference, count, equal=equal, left=left) + which
+    return say.came_to_later(run, difference, count)
 
 
 def _is_by_habit(difference: Difference) -> bool:
@@ -141,17 +76,3 @@ def _is_by_habit(difference: Difference) -> bool:
     The diverging rank may still post the missing call, so that both orders are possible.
     """
     return difference.first.matched == 0
-
-
-def _placed(call: Call) -> str:
-    return f"{call_text(call)}{site_text(call)}"
-
-
-def _without(case: Case, difference: Difference) -> str:
-    """Say that a rank did not create a group. The rank may have created the next group instead."""
-    return (
-        f"{subject(case, difference)} came to {call_text(difference.odd_call)} without "
-        f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} created as call "
-        f"{difference.seq} on {comm_text(difference.comm)}: it skipped that call, or would have "
-        f"posted it later."
-    )

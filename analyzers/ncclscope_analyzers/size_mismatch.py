@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from ncclscope.engine.case import Case, may_hold
-from ncclscope.engine.findings import subject_of
 from ncclscope.engine.mismatch import ParameterMismatch
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
-from ncclscope.wording.names import call_text, comm_text, ranks_text, shape_text, site_text, verb
+from ncclscope.wording import mismatches as say
 
 FRONT = 8
 """Calls checked in rings, counted back from the end or from the first divergence."""
@@ -52,11 +51,7 @@ class SizeMismatch(ParameterMismatch):
         )
         return Finding(
             kind=self.name,
-            summary=(
-                f"{subject_of(case, ranks)} posted {call_text(call)} as call {seq} on "
-                f"{comm_text(comm)} with an output of {shape_text(call.out_shape)}; with "
-                f"{len(comm.ranks)} members it needs {due} elements."
-            ),
+            summary=say.unfit_output(case.run, ranks, comm, call, due or 0),
             comm=comm,
             seq=seq,
             diverging_ranks=ranks,
@@ -65,10 +60,7 @@ class SizeMismatch(ParameterMismatch):
             confidence="certain",
             role="cause",
             analyzer=self.name,
-            evidence=(
-                f"{ranks_text(ranks)} {verb(ranks, 'pass')} {call_text(call)} with an output of "
-                f"{shape_text(call.out_shape)} as #{seq}{site_text(call)}",
-            ),
+            evidence=(say.passed_output(ranks, call),),
             extent=1,
         )
 

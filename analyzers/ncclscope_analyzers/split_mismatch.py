@@ -9,14 +9,7 @@ from ncclscope.engine.case import Case, may_hold
 from ncclscope.engine.mismatch import ParameterMismatch
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-)
+from ncclscope.wording import mismatches as say
 
 FRONT = 32
 """Calls checked in rings, counted back from the end or from the first divergence."""
@@ -99,13 +92,9 @@ class SplitMismatch(ParameterMismatch):
         self, case: Case, comm: Communicator, rank: int, call: Call, rows: int
     ) -> Finding:
         entry = (call.sizes or ())[comm.ranks.index(rank)]
-        what = "passed" if call.op == "all_gatherv" else "took"
         return Finding(
             kind=self.name,
-            summary=(
-                f"{sentence(rank_text(case.run, rank))} {what} {rows} rows in call {call.seq} on "
-                f"{comm_text(comm)}, {call_text(call)}, but its own entry of the sizes is {entry}."
-            ),
+            summary=say.unlike_entry(case.run, rank, comm, call, rows, entry),
             comm=comm,
             seq=call.seq,
             diverging_ranks=(rank,),
@@ -114,10 +103,7 @@ class SplitMismatch(ParameterMismatch):
             role="cause",
             analyzer=self.name,
             extent=1,
-            evidence=(
-                f"rank {rank} posted {call_text(call)} with sizes "
-                f"{','.join(map(str, call.sizes or ()))}{site_text(call)}",
-            ),
+            evidence=(say.posted_sizes(rank, call),),
         )
 
     def _unfit_finding(
@@ -138,40 +124,27 @@ class SplitMismatch(ParameterMismatch):
         if len(wrong) == 1:
             alone = wrong
         ranks = comm.ranks
-        sender, receiver, sent, expected = unfit[0]
-        first = (
-            f"rank {ranks[sender]} sends {sent} to rank {ranks[receiver]}, which expects {expected}"
-        )
-        who = sentence(rank_text(case.run, ranks[alone[0]])) if alone else ""
-        where = f"call {seq} on {comm_text(comm)}, all_to_all"
-        how = "into more or fewer rows than they have"
-        if alone != wrong:
-            how = "differently than all its peers expect"
-        summary = (
-            f"{who} split its tensors in {where} {how}: {first}."
-            if alone
-            else f"In {where}, the splits of "
-            f"{ranks_text(sorted(ranks[place] for place in counts))} do not match: {first}."
-        )
+        sender, receiver = unfit[0][:2]
+        edges = [
+            say.unfit_edge(ranks[one], ranks[other], put, got) for one, other, put, got in unfit[:8]
+        ]
+        named = sorted(ranks[place] for place in alone or counts)
         peer = next(place for place in counts if place not in alone)
         return Finding(
             kind=self.name,
-            summary=summary,
+            summary=say.unfit_splits(case.run, named, comm, seq, edges[0], adds_up=alone != wrong),
             comm=comm,
             seq=seq,
-            diverging_ranks=tuple(ranks[place] for place in alone),
-            candidate_ranks=() if alone else tuple(sorted(ranks[place] for place in counts)),
+            diverging_ranks=tuple(named) if alone else (),
+            candidate_ranks=() if alone else tuple(named),
             odd=calls[alone[0] if alone else sender],
             peers=calls[peer if alone else receiver],
             confidence="certain" if alone else "ambiguous",
             role="cause",
             analyzer=self.name,
             extent=1,
-            evidence=tuple(
-                f"rank {ranks[one]} sends {put} to rank {ranks[other]}, which expects {got}"
-                for one, other, put, got in unfit[:8]
-            ),
-            inferred=() if alone else ("the records do not show which side is wrong",),
+            evidence=tuple(edges),
+            inferred=() if alone else (say.OPEN_SPLITS,),
         )
 
 

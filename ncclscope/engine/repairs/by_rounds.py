@@ -11,27 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.findings import subject_of
 from ncclscope.engine.precedence import as_consequence
 from ncclscope.engine.repairs.departures import Departure, departures, keeps_to_rounds
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import Played, play, repair_of
 from ncclscope.engine.repairs.repair import MOST_RANKS, Change
 from ncclscope.engine.waits.endings import failed
-from ncclscope.model import Call, Finding
+from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.activities import RAISED
 from ncclscope.model.log import made_before
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    ranks_text,
-    site_text,
-)
+from ncclscope.wording import skips as say
 
-_SHOWN = 6
-"""Calls left out, or posted once more, that are listed."""
 _WAITS = ("not_joined", "p2p_mismatch")
 """Kinds of findings on ranks for which others wait."""
 _OPEN = ("not_joined", "order_cycle")
@@ -84,8 +75,7 @@ def _or_departed(finding: Finding, found: Mapping[int, Departure]) -> Finding:
         return finding
     departed = sorted(found)
     undecided = finding.undecided(sorted({*finding.diverging_ranks, *departed}))
-    doubt = f"{ranks_text(departed)} departed from the rounds before: that may be the cause"
-    return replace(undecided, inferred=(*undecided.inferred, doubt))
+    return replace(undecided, inferred=(*undecided.inferred, say.may_have_departed(departed)))
 
 
 def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict[int, Departure]:
@@ -214,31 +204,19 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         instead_of: The finding that left open whether they diverged, or what they did.
     """
     one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
-    edited = one.left_out or one.extra
-    first, count = edited[0], plural(len(edited), "call")
-    comm, came = (case.run.communicators[call.comm] for call in (first, one.call))
-    each = "" if len(ranks) == 1 else "each "
-    begins = "" if len(ranks) == 1 else f"rank {one.rank} "
-    instead = f"{call_text(one.call)} on {comm_text(came)}{site_text(one.call)}"
     if one.is_replaced:
         return _replaced(case, departed, instead_of)
-    if one.left_out:
-        did, times = f"left out {count}", ""
-        then = f"came to {instead}"
-        if len(edited) == 1:
-            then += ": it was skipped, or would have come later, in the opposite order"
+    edited, left_out, kind = one.left_out or one.extra, bool(one.left_out), "extra_call"
+    if left_out:
         kind = instead_of.kind if instead_of.kind in _OPEN else "missing_call"
-    else:
-        did, times, kind = f"posted {count} once more", " once", "extra_call"
-        then = f"came to {instead}"
+    first, (comm, came) = edited[0], _comms(case, edited[0], one.call)
     others = {*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks}
     keeping = [rank for rank in sorted(others) if keeps_to_rounds(case.run.by_rank[rank])]
     shown = _first_posted(case, one, ranks)
     return Finding(
         kind="p2p_mismatch" if first.op in P2P_OPS else kind,
-        summary=(
-            f"{subject_of(case, ranks)} {each}{did}, {begins}from {call_text(first)} on "
-            f"{comm_text(comm)}{site_text(first)} on, and {then}."
+        summary=say.departed(
+            case.run, ranks, (comm, first), (came, one.call), len(edited), left_out=left_out
         ),
         comm=comm if shown is None else case.run.communicators[shown.comm],
         seq=None if shown is None else shown.seq,
@@ -251,8 +229,8 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(
-            f"in the rounds before, rank {one.rank} posted here{times}: {_listed(case, edited)}",
-            *([f"{ranks_text(keeping)} came where the rounds before say"] if keeping else []),
+            say.in_rounds_before(case.run, one.rank, edited, left_out=left_out),
+            *([say.keep_to_rounds(keeping)] if keeping else []),
         ),
         extent=len(edited),
         round=one.left_out,
@@ -265,15 +243,10 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
     one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
     expected, posted = one.left_out[0], one.call
     is_transfer = posted.op in P2P_OPS
-    before, now = (case.run.communicators[call.comm] for call in (expected, posted))
-    each = "" if len(ranks) == 1 else "each "
+    before, now = _comms(case, expected, posted)
     return Finding(
         kind="p2p_mismatch" if is_transfer else "comm_swap",
-        summary=(
-            f"{subject_of(case, ranks)} {each}posted {call_text(posted)} on {comm_text(now)}"
-            f"{site_text(posted)}; in each round before, that line posted "
-            f"{call_text(expected)} on {comm_text(before)}."
-        ),
+        summary=say.elsewhere(case.run, ranks, (now, posted), (before, expected)),
         comm=now,
         seq=None if is_transfer else posted.seq,
         diverging_ranks=ranks,
@@ -284,20 +257,14 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
         role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
-        inferred=(f"rank {one.rank} kept to its rounds up to there",),
+        inferred=(say.kept_to_rounds(one.rank),),
         extent=1,
         hangs=instead_of.hangs,
     )
 
 
-def _listed(case: Case, calls: Sequence[Call]) -> str:
-    """Return calls in words, with their communicators and lines."""
-    shown = [
-        f"{call_text(call)} on {case.run.communicators[call.comm].label}{site_text(call)}"
-        for call in calls[:_SHOWN]
-    ]
-    more = [f"{len(calls) - _SHOWN} more"] if len(calls) > _SHOWN else []
-    return ", then ".join([*shown, *more])
+def _comms(case: Case, *calls: Call) -> list[Communicator]:
+    return [case.run.communicators[call.comm] for call in calls]
 
 
 def _first_posted(case: Case, one: Departure, ranks: Sequence[int]) -> Call | None:

@@ -16,13 +16,13 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from ncclscope.engine.sequences.difference import Item
 from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.sequences.habit import PAST, expected_next
 from ncclscope.engine.sequences.replays import Block, block_at, calls_on
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.log import CallLog, made_before
 from ncclscope.model.threads import are_ordered
+from ncclscope.wording.differences import Item
 
 Tokens = npt.NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.sequences.align import LOOKAHEAD, side_by_side
-from ncclscope.engine.sequences.difference import Difference, Item
+from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.sequences.edits import edits as fewest_edits
 from ncclscope.engine.sequences.shifts import (
@@ -26,6 +26,7 @@ from ncclscope.engine.sequences.shifts import (
 from ncclscope.engine.sequences.step_rhythm import broke_rhythm, steps_apart
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
+from ncclscope.wording.differences import Item
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclscope.engine.sequences.difference import Item
 from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.sequences.habit import PAST
 from ncclscope.engine.sequences.shifts import Shift
 from ncclscope.model import Call, Rank, Step
 from ncclscope.model.log import CallLog
+from ncclscope.wording.differences import Item
 
 _LEAST = 3
 """Steps with the same number of calls that make a pattern."""

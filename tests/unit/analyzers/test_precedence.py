@@ -28,7 +28,8 @@ PACKAGE = {
 
 from dataclasses import replace
 
-from ncclscope.engine.findings import from_difference, subject
+from ncclscope.engine.findings import from_difference
+from ncclscope.wording.differences import subject
 from ncclscope.wording.names import comm_text
 
 
@@ -51,7 +52,7 @@ class RepeatedCall:
                     kind="NAME",
                     analyzer=self.name,
                     summary=(
-                        f"{subject(case, difference)} posted call {difference.seq - 1} on "
+                        f"{subject(case.run, difference)} posted call {difference.seq - 1} on "
                         f"{comm_text(difference.comm)} again, with another reduction."
                     ),
                     extent=1,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import DEAD_SECONDS, Case
-from ncclscope.engine.lost_together import as_one, wait_text
+from ncclscope.engine.lost_together import as_one
 from ncclscope.engine.missed import missed_by_engines, missed_by_launchers
 from ncclscope.engine.waits.endings import (
     failed,
@@ -21,21 +21,10 @@ from ncclscope.engine.waits.endings import (
 from ncclscope.engine.waits.minority import take_sides
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Communicator, Fact, Finding, Rank
+from ncclscope.wording import dead_ranks as say
 from ncclscope.wording.ends import End, Ending
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    made_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-)
+from ncclscope.wording.not_joined import no_record, not_posted, only_completed, posted, wait_for
 
-_SILENT = (
-    "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "
-    "heartbeat either"
-)
 _SHOWN = 4
 
 
@@ -57,29 +46,29 @@ def _failed_first(rank: Rank | None) -> bool:
     return bool(rank.details.get("ended_with")) and (failed(rank) or timed_out(rank))
 
 
-def _without_store(case: Case, rank: Rank, finding: Finding, posted: Sequence[int]) -> Finding:
+def _without_store(
+    case: Case, rank: Rank, finding: Finding, waiting: Sequence[int], pending: PendingCall
+) -> Finding:
     """Name the rank that took the store of a dead rank with it; where none did, nobody."""
     (number,) = finding.diverging_ranks
-    lost = f"{rank_text(case.run, number)} ended, as it lost its connection to its store"
-    waiting = wait_text(finding, posted, f"rank {number}")
-    if (host := store_host(case, case.waits, rank)) is None:
+    host = store_host(case, case.waits, rank)
+    how = None if host is None else case.how_it_ended(host) or without_note(host)
+    served = None if host is None else host.rank
+    summary = say.without_store(case.run, number, waiting, pending.comm, pending.call, served, how)
+    if host is None:
         return replace(
             finding.undecided(
                 one.rank for one in case.run.ranks if one is rank or not (one.exited or one.alive)
             ),
-            summary=f"{sentence(lost)}, which no rank is known to have served; {waiting}.",
-            inferred=(*finding.inferred, "the process that served the store ended before"),
+            summary=summary,
+            inferred=(*finding.inferred, say.SERVER_ENDED),
         )
-    how = case.how_it_ended(host) or without_note(host)
     return replace(
         finding.naming((host.rank,)),
-        summary=(
-            f"{sentence(rank_text(case.run, host.rank))}, which served the store, is dead or gone "
-            f"({how}): {lost}, and {waiting}."
-        ),
+        summary=summary,
         odd=host.last_call(),
         evidence=(*finding.evidence, Fact.of_end(host.rank, how)),
-        inferred=(*finding.inferred, f"rank {host.rank} ended before rank {number} lost the store"),
+        inferred=(*finding.inferred, say.ended_before(host.rank, number)),
     )
 
 
@@ -142,8 +131,8 @@ class DeadRank:
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
             if lost_store(rank):
-                _, posted = self._missed_call(case, number, waiting)
-                yield _without_store(case, rank, finding, posted)
+                pending, missing = self._missed_call(case, number, waiting)
+                yield _without_store(case, rank, finding, missing, pending)
                 continue
             if have_gone_on(case, rank, finding, waiting):
                 yield given_up(finding, waiting)
@@ -166,11 +155,7 @@ class DeadRank:
         elif tie:
             yield replace(
                 finding.undecided(sides.candidates),
-                inferred=(
-                    f"as many ranks wait as have exited: {ranks_text(sides.waiting)} may have "
-                    f"posted an extra call, or {ranks_text(finding.diverging_ranks)} exited too "
-                    f"early",
-                ),
+                inferred=(say.extra_or_too_early(sides.waiting, finding.diverging_ranks),),
             )
 
     def _silent_in_calls(self, case: Case) -> Iterable[Finding]:
@@ -214,14 +199,9 @@ class DeadRank:
             hows = {n: self._how_it_failed(case, n, key, call.seq) for n in past}
             if seconds is None or None in hows.values():
                 continue
-            failures = "; ".join(f"rank {number}: {how}" for number, how in hows.items())
             yield Finding(
                 kind=self.name,
-                summary=(
-                    f"{sentence(ranks_text(past))} completed call {call.seq} on "
-                    f"{comm_text(comm)}, {call_text(call)}, and failed; {ranks_text(inside)} "
-                    f"{verb(inside, 'wait')} in it for {seconds:.0f} s."
-                ),
+                summary=say.completed_and_failed(past, comm, call, inside, seconds),
                 comm=comm,
                 seq=call.seq,
                 diverging_ranks=tuple(past),
@@ -232,14 +212,11 @@ class DeadRank:
                 analyzer=self.name,
                 evidence=(
                     Fact.of_call(
-                        f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                        f"{call_text(call)}; only {ranks_text(past)} completed it",
-                        comm.ranks,
-                        past,
+                        posted(comm.ranks, comm, call, only_completed(past)), comm.ranks, past
                     ),
-                    Fact(failures, past[0]),
+                    Fact(say.each_failed(hows), past[0]),
                 ),
-                inferred=("its peers wait for it: they have not completed the call that it has",),
+                inferred=(say.HAVE_NOT_COMPLETED,),
             )
 
     def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> Ending | None:
@@ -259,20 +236,10 @@ class DeadRank:
     ) -> Finding:
         rank, call = case.run.by_rank[number], case.waits.heads[number]
         past = [one for one in comm.ranks if one not in inside]
-        done = f"only {ranks_text(past)} completed" if past else "none has completed"
         how = Ending(End.HEARTBEAT, seconds)
-        kind, state = self.name, "dead, gone or stopped"
-        if rank.alive:
-            kind, state = "stalled", "stopped or stuck"
-        if rank.details.get("stopped"):
-            state = "stopped by a signal"
         return Finding(
-            kind=kind,
-            summary=(
-                f"{sentence(rank_text(case.run, number))} is {state} ({how}), in "
-                f"call {call.seq} on {comm_text(comm)}, {call_text(call)}, which all have posted "
-                f"and {done}."
-            ),
+            kind="stalled" if rank.alive else self.name,
+            summary=say.silent(case.run, rank, comm, call, past, how),
             comm=comm,
             seq=call.seq,
             diverging_ranks=(number,),
@@ -283,15 +250,11 @@ class DeadRank:
             analyzer=self.name,
             evidence=(
                 Fact.of_call(
-                    f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                    f"{call_text(call)}; "
-                    f"{f'only {ranks_text(past)}' if past else 'none'} completed it",
-                    comm.ranks,
-                    past,
+                    posted(comm.ranks, comm, call, only_completed(past)), comm.ranks, past
                 ),
                 Fact.of_end(number, how),
             ),
-            inferred=("the process is stuck, not the call: none of its threads has run since",),
+            inferred=(say.STUCK_PROCESS,),
         )
 
     def _missed_by_all(self, case: Case, number: int, waiting: tuple[int, ...]) -> bool:
@@ -319,64 +282,46 @@ class DeadRank:
     ) -> Finding:
         rank = case.run.by_rank.get(number)
         pending, waiting = self._missed_call(case, number, waiting)
-        posted = (
-            f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}"
-        )
+        missed = pending.comm, pending.call
         evidence: list[str] = [
-            Fact.of_call(posted, waiting)
+            Fact.of_call(posted(waiting, *missed), waiting)
             if rank is None
-            else Fact.of_call(f"{posted}, and rank {number} did not", waiting, [number])
+            else Fact.of_call(posted(waiting, *missed, not_posted(number)), waiting, [number])
         ]
         last, at_once = None, False
         if rank is None:
-            evidence.append(Fact.of_call(f"no record of rank {number} was found", (), [number]))
-            evidence.append(
-                "its ring may lie on another host, or was not copied"
-                if how.code is End.NO_RECORD
-                else "a live process may have written no dump either"
-            )
+            evidence.append(Fact.of_call(no_record(number), (), [number]))
+            no_ring = how.code is End.NO_RECORD
+            evidence.append(say.MAY_LIE_ELSEWHERE if no_ring else say.MAY_BE_ALIVE)
         else:
             evidence.append(Fact.of_end(number, how))
             if at_once := case.lost_by_peers(rank):
                 ends = ((n, case.run.by_rank[n].details.get("ended_with")) for n in waiting)
                 evidence += [
-                    Fact.of_rank(n, f"rank {n} ended with {error}") for n, error in ends if error
+                    Fact.of_rank(n, say.ended_with(n, error)) for n, error in ends if error
                 ][:_SHOWN]
             last = rank.last_call()
             if last is not None:
-                evidence.append(
-                    f"it made {made_text([rank])}, the last "
-                    f"{call_text(last)} on {case.run.communicators[last.comm].label}"
-                )
+                evidence.append(say.made(rank, case.run.communicators[last.comm].label, last))
         undumped, silent = how.code is End.NO_DUMP, how.code is End.HEARTBEAT
-        state = "dead, gone or stuck" if undumped or silent else "dead or gone"
-        who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
-        if how.code is End.EXITED:  # nothing failed: its program came to its end
-            who = f"{sentence(rank_text(case.run, number))} ended without this call ({how})"
-        elif how.code is End.NO_RECORD:
-            who = f"Rank {number} left no record: it is dead, or was not traced"
+        code = "stuck" if undumped or silent else "dead"
+        if how.code in (End.EXITED, End.NO_RECORD):
+            code = "exited" if how.code is End.EXITED else "no_record"
         # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
         alone = rank is not None or len(lost) == 1
-        if not alone:
-            what = "dumps" if undumped else "record"
-            who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
+        wait = wait_for(waiting, "it" if alone else f"rank {number}", *missed)
         likely = rank is None or silent or at_once
-        inferred = [_SILENT] if silent else []
+        inferred = [say.SILENT] if silent else []
         candidates = set(lost)
         if len(lost) > len(case.run.by_rank):
             candidates.update(waiting)
-            inferred.append(
-                f"most records are missing: {ranks_text(waiting)} may have posted another call "
-                f"than the others"
-            )
+            inferred.append(say.most_missing(waiting))
         return Finding(
             kind=self.name,
-            summary=(
-                f"{who}; {ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in call "
-                f"{pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}."
-            ),
+            summary=say.missed(case.run, number, how, code, wait)
+            if alone
+            else say.several_missing(lost, wait, dumps=undumped),
             comm=pending.comm,
             seq=pending.call.seq,
             diverging_ranks=(number,) if alone else (),

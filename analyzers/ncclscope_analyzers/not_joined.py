@@ -37,16 +37,8 @@ from ncclscope.engine.waits.transfers import stuck_transfers
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
 from ncclscope.model import Fact, Finding, Rank
-from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.wording import not_joined as say
+from ncclscope.wording.names import sentence
 
 _SHOWN = 4
 
@@ -139,10 +131,7 @@ class NotJoined:
         elif living:
             yield replace(
                 self._absent(case, living, pending).undecided(sides.candidates),
-                inferred=(
-                    f"{ranks_text(sides.waiting)} may have posted an extra call, or "
-                    f"{ranks_text(living)} may be held up before it: they made no call since",
-                ),
+                inferred=(say.extra_or_held_up(sides.waiting, living),),
             )
 
     def _without_key(
@@ -152,33 +141,22 @@ class NotJoined:
         finding = self._absent(case, absent, pending)
         waiting = waiting_in(case, pending)
         lines = [line for n in waiting for line in last_key_line(case.run.by_rank[n])]
-        named = f"key '{key}'" if key else "their keys"
         return replace(
             finding.undecided(sorted({*waiting, *absent})),
             evidence=(*finding.evidence, *lines),
             awaited=key,
-            inferred=(
-                f"{ranks_text(waiting)} may have gone on without setting {named}, or "
-                f"{ranks_text(absent)} may wait for {'a key' if key else 'keys'} that nobody sets",
-            ),
+            inferred=(say.key_not_set(waiting, absent, key),),
         )
 
     def _alone(self, case: Case, sides: Sides, pending: PendingCall) -> Finding:
         """Describe a call in which few ranks wait and which most have not posted."""
         few, many = sides.waiting, sides.absent
-        who = rank_text(case.run, few[0]) if len(few) == 1 else ranks_text(few)
-        evidence: list[str] = [
-            Fact.of_call(
-                f"{ranks_text(few)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-                f"{call_text(pending.call)}{site_text(pending.call)}, and {verb(few, 'wait')} in "
-                f"it",
-                few,
-            )
-        ]
+        missed = pending.comm, pending.call
+        evidence: list[str] = [Fact.of_call(say.posted_and_wait(few, *missed), few)]
         for number in many:
             rank = case.run.by_rank.get(number)
             if rank is None:
-                evidence.append(Fact.of_call(f"no record of rank {number} was found", (), [number]))
+                evidence.append(Fact.of_call(say.no_record(number), (), [number]))
                 continue
             evidence += [
                 Fact.of_rank(number, line) for line in self._whereabouts(case, rank, pending)
@@ -186,19 +164,13 @@ class NotJoined:
             evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
                 evidence.append(Fact.of_end(number, how))
-        why = "most ranks do not make this call here"
+        why = say.MOST_DO_NOT
         if (wait := doing_in_common(case.run, many)) is not None:
-            why = f"{'it' if len(many) == 1 else 'they'} {verb(many, 'wait')} {wait.text} for "
-            why += f"{wait.seconds:.0f} s"
+            why = say.wait_in(many, wait.text, wait.seconds)
             evidence += [line for n in few for line in last_key_line(case.run.by_rank[n])]
         return Finding(
             kind="extra_call",
-            summary=(
-                f"{sentence(who)} {verb(few, 'wait')} in call {pending.call.seq} on "
-                f"{comm_text(pending.comm)}, {call_text(pending.call)}"
-                f"{site_text(pending.call)}, which "
-                f"{ranks_text(many)} never posted: {why}."
-            ),
+            summary=say.wait_alone(case.run, few, *missed, many, why),
             comm=pending.comm,
             seq=pending.call.seq,
             diverging_ranks=few,
@@ -210,7 +182,7 @@ class NotJoined:
             awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
                 describe_sides(sides),
-                f"activity of {ranks_text(many)} outside of recorded calls is unknown",
+                say.unknown_outside(many),
             ),
             extent=1,
         )
@@ -236,11 +208,7 @@ class NotJoined:
         one = len(ranks) == 1
         in_it, how = describe_wait(case, waiting)
         evidence: list[str] = [
-            Fact.of_call(
-                f"{ranks_text(waiting)} posted call {pending.call.seq} on "
-                f"{comm_text(pending.comm)}, {call_text(pending.call)}, and {how}",
-                waiting,
-            )
+            Fact.of_call(say.posted(waiting, pending.comm, pending.call, f", and {how}"), waiting)
         ]
         inferred = [*reasons]
         for rank in ranks:
@@ -250,41 +218,37 @@ class NotJoined:
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 if round(quiet) and not is_silent(case, rank, waiting):
-                    alive = f"rank {rank.rank} stayed alive for {quiet:.0f} s after that"
+                    alive = say.stayed_alive(rank.rank, quiet)
                     evidence.append(Fact.of_rank(rank.rank, alive))
                 inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
             evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)
         if case.timeless:
-            inferred.append("no rank moves: the input does not say how long any rank has waited")
+            inferred.append(say.NO_TIMES)
         was = ""
         last = ranks[0].last_call(transfers=True)
         if all(rank.details.get("stopped") for rank in ranks):
-            was = f"; a signal has stopped {'its process' if one else 'their processes'}"
+            was = say.stopped(ranks)
         elif all(is_idle(rank) for rank in ranks):
-            was = f"; {'it is' if one else 'they are'} idle, in dequeue"
+            was = say.idle(ranks)
         elif one and (what := thread_ended(ranks[0])):
-            was = f"; a thread of it ended with {what}"
+            was = say.thread_ended(what)
         elif one and (error := raised(case, ranks[0])) is not None:
-            was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
+            was = say.raised_before(*error)
         elif one and (now := doing(ranks[0])) is not None:
             was = f"; it {now.clause}"
         elif one and (seen := seen_at(case.run, numbers[0])):
             was = f"; it is {seen}"
         elif one and last is not None:
-            label = case.run.communicators[last.comm].label
-            was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"
+            was = say.last_was(case.run, last)
         elif one and not ranks[0].lost:
-            was = "; it has posted nothing"
-        late = [rank.rank for rank in ranks if _posted(rank, pending) >= pending.call.seq]
-        joined = f"{'does' if one else 'do'} not reach" if late else "never joined"
-        who = rank_text(case.run, numbers[0]) if one else ranks_text(numbers)
+            was = say.POSTED_NOTHING
+        late = any(_posted(rank, pending) >= pending.call.seq for rank in ranks)
         return Finding(
             kind=self.name,
-            summary=(
-                f"{sentence(who)} {joined} call {pending.call.seq} on "
-                f"{comm_text(pending.comm)}, {call_text(pending.call)}, in which {in_it}{was}."
+            summary=say.never_joined(
+                case.run, numbers, pending.comm, pending.call, waits=in_it + was, late=late
             ),
             comm=pending.comm,
             seq=pending.call.seq,
@@ -364,29 +328,14 @@ class NotJoined:
         number, posted = rank.rank, _posted(rank, pending)
         head = case.waits.heads.get(number)
         if case.waits.is_outside(number) and head is not None:
-            comm = case.run.communicators[head.comm]
-            yield (
-                f"rank {number} posted it, too, but its device has not reached call {head.seq} on "
-                f"{comm_text(comm)}: earlier work blocks its stream"
-            )
+            yield say.not_on_device(number, case.run.communicators[head.comm], head.seq)
         elif posted >= pending.call.seq and head is not None:
-            yield (
-                f"rank {number} posted it, too, but has completed no call since #{head.seq} on "
-                f"{comm_text(case.run.communicators[head.comm])}, {call_text(head)}, which all "
-                f"members have joined"
-            )
+            yield say.not_completed_since(number, case.run.communicators[head.comm], head)
         else:
-            yield f"rank {number} posted {posted} calls there"
+            yield say.posted_there(number, posted)
         last = rank.last_call(transfers=True)
-        if last is not None:
-            seq = "" if last.op in P2P_OPS else f"#{last.seq} "
-            yield (
-                f"the last call of rank {number} is {seq}on "
-                f"{comm_text(case.run.communicators[last.comm])}, {call_text(last)}, "
-                f"{last.state.word}" + (f", posted at {last.site}" if last.site else "")
-            )
-        elif rank.lost:
-            yield f"rank {number} has no call under way"
+        if last is not None or rank.lost:
+            yield say.last_call(case.run, number, last)
 
     def _elsewhere(self, case: Case, missed: set[tuple[str, int]]) -> Iterable[Finding]:
         """Yield ranks that wait in other calls because a member waits or never arrived."""
@@ -412,11 +361,7 @@ class NotJoined:
             waiting = waiting_in(case, pending)
             yield Finding(
                 kind=self.name,
-                summary=(
-                    f"{sentence(ranks_text(waiting))} posted call {pending.call.seq} on "
-                    f"{comm_text(pending.comm)}, {call_text(pending.call)}, which "
-                    f"{ranks_text(absent)} never joined."
-                ),
+                summary=say.never_joined_by(waiting, pending.comm, pending.call, absent),
                 comm=pending.comm,
                 seq=pending.call.seq,
                 diverging_ranks=absent,

@@ -15,27 +15,8 @@ from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Call, Fact, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.threads import are_ordered, is_one_thread
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    rank_text,
-    ranks_text,
-    same_part,
-    sentence,
-    site_text,
-    verb,
-)
-
-_SWAPPED = (
-    "a rank that mixes up two communicators, for example because it created them in another "
-    "order, looks the same"
-)
-_NEW_ORDER = f"the order differs, although such calls are new there: {_SWAPPED}"
-_NEW_CALLS = f"which of the two it is, as such calls are new there: {_SWAPPED}"
-_ON_ONE_STREAM = (
-    "calls run in the order in which a rank posted them, as on one stream, and have not "
-    "completed: the backend does not report completion"
-)
+from ncclscope.wording import cycles as say
+from ncclscope.wording.names import same_part
 
 
 class OrderCycle:
@@ -61,37 +42,21 @@ class OrderCycle:
         others = [s for s in map(pending_calls.__getitem__, cycle) if s.comm.key != here.comm.key]
         # Prefer a call that the rank itself has to post: a long cycle has others.
         there = next((s for s in others if here.rank in s.comm.ranks), next(iter(others), here))
-        waiting = ranks_text(number for number in cycle if number != here.rank)
-        calls = (
-            f"call {here.call.seq}, {call_text(here.call)}",
-            f"call {there.call.seq}, {call_text(there.call)}",
-        )
         launches, held = contention(case.run, here, there) if posted else ((), "")
+        calls = (here.comm, here.call), (there.comm, there.call)
         if diverging is None:
-            summary = (
-                f"{sentence(ranks_text(cycle))} wait for each other in a cycle: some "
-                f"{'posted to' if posted else 'entered'} {comm_text(here.comm)} first, some "
-                f"{comm_text(there.comm)}; the records do not show which order diverged."
-            )
+            summary = say.open_cycle(cycle, *calls, posted=posted)
         elif posted:
-            summary = (
-                f"{sentence(rank_text(case.run, diverging))} posted {calls[0]} on "
-                f"{comm_text(here.comm)} before {calls[1]} on {comm_text(there.comm)}, its peers "
-                f"in the opposite order: {'' if held else 'on one stream '}neither completes, "
-                f"since each waits for the other."
-            )
+            summary = say.posted_before(case.run, diverging, *calls, one_stream=not held)
         else:
-            summary = (
-                f"{sentence(rank_text(case.run, diverging))} entered {comm_text(here.comm)} before "
-                f"{comm_text(there.comm)}, its peers in the opposite order: it waits in "
-                f"{calls[0]}, and {waiting} in {calls[1]}, each for the other."
-            )
+            waiting = [number for number in cycle if number != here.rank]
+            summary = say.entered_before(case.run, diverging, *calls, waiting)
         if not posted and not _both_posted(case, cycle, here, there):
             finding = self._never_joined(case, cycle, diverging, here, there)
             if listed is not None:
                 finding = replace(finding, confidence="likely", inferred=against)
             if diverging is not None and new and not creates:
-                finding = replace(finding, inferred=(_NEW_CALLS, *finding.inferred))
+                finding = replace(finding, inferred=(say.NEW_CALLS, *finding.inferred))
             yield finding
             return
         part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
@@ -117,8 +82,12 @@ class OrderCycle:
             if posted
             else (*self._chain(cycle, pending_calls), *against),
             inferred=(
-                *((held or _ON_ONE_STREAM, *self._chain(cycle, pending_calls)) if posted else ()),
-                *((_NEW_ORDER,) if diverging is not None and new and not creates else ()),
+                *(
+                    (held or say.ON_ONE_STREAM, *self._chain(cycle, pending_calls))
+                    if posted
+                    else ()
+                ),
+                *((say.NEW_ORDER,) if diverging is not None and new and not creates else ()),
                 *((same_part(part),) if diverging is not None and part is not None else ()),
             ),
             extent=len(cycle),
@@ -137,28 +106,13 @@ class OrderCycle:
         A rank that is in another call than its peers may have skipped theirs, or may have posted
         it later.
         """
-        mine, theirs = (
-            f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
-            for pending in (here, there)
-        )
+        calls = (here.comm, here.call), (there.comm, there.call)
         waiting = waiting_in(case, there)
         own = tuple(n for n in waiting_in(case, here) if n in there.comm.ranks)
-        who = ranks_text(own) if diverging is None else rank_text(case.run, diverging)
         named = diverging is not None
-        either = "it skipped that call, or would have posted it later"
-        if not named:
-            either = "one side skipped the other's call, or would have posted it later"
-        summary = (
-            f"{sentence(who)} never joined {theirs}, in which {ranks_text(waiting)} "
-            f"{verb(waiting, 'wait')}, but {'waits' if named else verb(own, 'wait')} in {mine}: "
-            f"{either}."
-        )
+        summary = say.never_joined(case.run, diverging, own, waiting, *calls)
         if not named and len({case.waits.pending_calls[n].comm.key for n in cycle}) > 2:
-            summary = (
-                f"{sentence(ranks_text(cycle))} wait for each other in a cycle, each in a call "
-                f"that the next has not posted: {ranks_text(waiting)} in {theirs}, {who} in "
-                f"{mine}, and so on. Some skipped a call, or posted two in another order."
-            )
+            summary = say.long_cycle(cycle, own, waiting, *calls)
         part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         # A rank that is in another call cannot join the creation of a group.
         sure = there.call.op in CREATION_OPS and not case.timeless and part is None
@@ -185,14 +139,9 @@ class OrderCycle:
     def _chain(
         self, cycle: tuple[int, ...], pending_calls: Mapping[int, PendingCall]
     ) -> Iterable[str]:
-        for place, number in enumerate(cycle):
-            pending = pending_calls[number]
-            yield Fact.of_rank(
-                number,
-                f"rank {number} is in #{pending.call.seq} on {comm_text(pending.comm)}, "
-                f"{call_text(pending.call)}{site_text(pending.call)}, and waits for rank "
-                f"{cycle[(place + 1) % len(cycle)]}",
-            )
+        for number, awaited in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+            one = pending_calls[number]
+            yield Fact.of_rank(number, say.waits_for(number, awaited, one.comm, one.call))
 
     def _diverging(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:
         """Return the one rank of the cycle whose order is a minority's, and the evidence.
@@ -224,10 +173,7 @@ class OrderCycle:
         found = [number for number in cycle if number in rare]
         if len(found) != 1:
             return None, ()
-        return found[0], (
-            f"the order of the two calls is the same on {ranks_text(majority)}, and the opposite "
-            f"on {ranks_text(rare)}",
-        )
+        return found[0], (say.orders(majority, rare),)
 
     def _order(
         self, case: Case, rank: Rank, first: PendingCall, second: PendingCall
@@ -284,10 +230,7 @@ def _other_members(case: Case, cycle: Sequence[int]) -> tuple[int, tuple[str, ..
         return None
     few = most.index(False)
     theirs = calls[1 - few].comm.ranks
-    return cycle[few], (
-        f"rank {cycle[few]} gave another list of ranks on the same line: {len(come[1 - few])} of "
-        f"{len(theirs)} members create the group of {ranks_text(theirs)}",
-    )
+    return cycle[few], (say.other_members(cycle[few], len(come[1 - few]), theirs),)
 
 
 def _in_these_calls(case: Case, cycle: Iterable[int]) -> tuple[int, ...]:
@@ -319,12 +262,8 @@ def _sites(case: Case, *pending_calls: PendingCall) -> Iterable[str]:
         log = case.run.by_rank[pending.rank].logs.get(other.comm.key)
         if log is None or not log.first <= other.call.seq <= log.calls:
             continue
-        first, then = pending.call, log.call(other.call.seq)
-        yield (
-            f"rank {pending.rank} posted #{first.seq} on "
-            f"{comm_text(pending.comm)}{site_text(first)}, "
-            f"and after it #{then.seq} on {comm_text(other.comm)}{site_text(then)}"
-        )
+        then = other.comm, log.call(other.call.seq)
+        yield say.in_order(pending.rank, (pending.comm, pending.call), then)
 
 
 def _broken_orders(case: Case, cycle: tuple[int, ...]) -> Iterable[str]:
@@ -340,10 +279,7 @@ def _broken_orders(case: Case, cycle: tuple[int, ...]) -> Iterable[str]:
         one, other = ((wait.comm.key, habit_of(wait.call)) for wait in (here, due))
         rank = case.run.by_rank[number]
         if expected_next(_past_of(rank, here, due), one, other) == other:
-            yield (
-                f"rank {number} went to {comm_text(here.comm)} before {comm_text(due.comm)}, and "
-                f"each time until then it was the other way round"
-            )
+            yield say.unusual(number, here.comm, due.comm)
 
 
 def _past_of(rank: Rank, here: PendingCall, due: PendingCall) -> list[tuple[str, Habit]]:

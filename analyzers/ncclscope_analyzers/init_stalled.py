@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_motions
@@ -23,12 +22,11 @@ from ncclscope.engine.waits.noted import (
 from ncclscope.engine.waits.noted import doing as doing_now
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
-from ncclscope.untrusted import printable
-from ncclscope.wording.names import comm_text, plural, rank_text, ranks_text, sentence, verb
+from ncclscope.wording import startup as say
+from ncclscope.wording.names import sentence
+from ncclscope.wording.not_joined import no_record
 
 _SHOWN = 4
-_LONGEST = 200
-"""Characters of an exception's text in a summary; the evidence has all of it."""
 _Waiting = dict[int, Noted]
 
 
@@ -76,34 +74,23 @@ class InitStalled:
 
     def _settings(self, case: Case, inside: _Waiting) -> Finding | None:
         """Describe ranks that meet elsewhere, or with a rank that another process has."""
-        one = inside[min(inside)]
-        all_wait = f"{ranks_text(inside)} {_waits(inside)} in {one.text}"
-        time = f"for {min(each.seconds for each in inside.values()):.0f} s"
+        wait = _slots(inside)
         for found in disagreements(case.run.ranks):
-            gone = "".join(f"; {_doing(case, n)}" for n in found.few if n not in inside)
-            return self._finding(
-                case, inside, found.few, f"{sentence(found.text)}: {all_wait} {time}{gone}.",
-                blames=not found.is_tie,
-            )  # fmt: skip
+            gone = [_doing(case, n) for n in found.few if n not in inside]
+            summary = say.disagree(found.text, wait, gone)
+            return self._finding(case, inside, found.few, summary, blames=not found.is_tie)
         doubles = {r.rank: r for r in case.run.ranks if r.details.get("doubles")}
         if not doubles:
             return None
-        texts = [
-            f"{1 + len(r.details['doubles'])} processes have rank {n} "
-            f"(pids {' '.join(map(str, (r.pid, *r.details['doubles'])))})"
-            for n, r in doubles.items()
-        ]
+        pids = {n: (r.pid, *r.details["doubles"]) for n, r in doubles.items()}
         since = _begun(inside)
         absent = [
             n
             for n in range(case.run.expected)
             if n not in inside and not _has_joined(case, n, since)
         ]
-        missing = f", and none has {ranks_text(absent)}" if absent else ""
-        return self._finding(
-            case, inside, tuple(doubles), f"{'; '.join(texts)}{missing}: {all_wait} {time}.",
-            blames=True,
-        )  # fmt: skip
+        summary = say.doubled(pids, absent, wait)
+        return self._finding(case, inside, tuple(doubles), summary, blames=True)
 
     def _sizes(self, case: Case) -> Iterable[Finding]:
         """Yield ranks with another world size than a rank that waits for them in a call."""
@@ -122,11 +109,9 @@ class InitStalled:
             if not calls or not any({*found.few} <= {*one.comm.ranks} for one in calls.values()):
                 continue  # jobs of their own
             where = [
-                f"{ranks_text([number])} waits in call {one.call.seq} on {comm_text(one.comm)}"
-                for number, one in calls.items()
+                say.waits_in_call(number, one.comm, one.call.seq) for number, one in calls.items()
             ]
-            if inside:
-                where.append(f"{ranks_text(inside)} {_waits(inside)} in {inside[min(inside)].text}")
+            where += [str(_slots(inside))] if inside else []
             yield Finding(
                 kind=self.name,
                 summary=f"{sentence(found.text)}: {'; '.join(where[:_SHOWN])}.",
@@ -136,7 +121,7 @@ class InitStalled:
                 role="cause",
                 analyzer=self.name,
                 evidence=(
-                    f"{found.text}, as each process recorded it",
+                    say.recorded(found.text),
                     *(f"rank {number} {one.clause}" for number, one in inside.items()),
                 )[:_SHOWN],
                 accounts_for=tuple((one.comm.key, one.call.seq) for one in pending.values()),
@@ -150,8 +135,7 @@ class InitStalled:
             inside: The ranks in it.
             over: Ranks that could not connect in it, and have ended.
         """
-        one, since = inside[min(inside)], _begun(inside)
-        seconds = min(each.seconds for each in inside.values())
+        wait, since = _slots(inside), _begun(inside)
         expected = [number for number in range(case.run.expected) if number not in over]
         absent = tuple(n for n in expected if n not in inside and not _has_joined(case, n, since))
         past = tuple(n for n in expected if n not in inside and n not in absent)
@@ -159,42 +143,29 @@ class InitStalled:
         if len(ended_inside) < len(absent):  # these had come, and cannot be why others wait
             absent = tuple(n for n in absent if n not in ended_inside)
         if absent:
-            who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
-            have = f"{'has' if len(absent) == 1 else 'have'} not come"
-            if {*absent} <= case.run.unrecorded:
-                have = "may not have come"
-            doing = "; ".join(_doing(case, n) for n in absent[:_SHOWN])
-            return self._finding(
-                case, inside, absent,
-                f"{sentence(who)} {have} to {one.text}, in which {ranks_text(inside)} "
-                f"{_waits(inside)} for {seconds:.0f} s; {doing}.",
-                blames=2 * len(absent) <= case.run.expected,
-            )  # fmt: skip
-        all_of = ranks_text(inside) if past or over else "All ranks"
+            known = not {*absent} <= case.run.unrecorded
+            doing = [_doing(case, n) for n in absent[:_SHOWN]]
+            summary = say.not_come(case.run, absent, wait, doing, known=known)
+            blames = 2 * len(absent) <= case.run.expected
+            return self._finding(case, inside, absent, summary, blames=blames)
         ended = [*over, *(n for n in past if _has_ended(case, n))]
         went_on = [n for n in past if n not in ended]
-        rest = f"; {ranks_text(went_on)} went on" if went_on else ""
-        rest += "".join(f"; {_doing(case, n)}" for n in ended[:_SHOWN])
-        if _are_over(inside):
-            did, why = _failed(case, inside), "why"
-        else:
-            did, why = f"{_waits(inside)} in {one.text} for {seconds:.0f} s", "for whom"
-        summary = f"{sentence(all_of)} {did}{rest}, and no record shows {why}."
+        rest = [_doing(case, n) for n in ended[:_SHOWN]]
+        error = ""
+        if wait.over:
+            # By their clocks; the errors of later ones often come from the end of the first.
+            first = min(inside, key=lambda number: inside[number].activity.until_ns or 0)
+            error = say.gave_up(inside[first].text, wait.seconds, case.run.by_rank[first])
+        summary = say.nobody_missing(wait, error, rest, went_on, are_all=not (past or over))
         return self._finding(case, inside, (), summary, blames=False)
 
     def _broken(self, case: Case, inside: _Waiting, broken: Sequence[int]) -> Finding:
         """Describe ranks that failed in ``init_process_group``, in which the others wait."""
         waiting = {number: one for number, one in inside.items() if number not in broken}
-        seconds = min(one.seconds for one in waiting.values())
-        one = inside[broken[0]]
-        who = rank_text(case.run, broken[0]) if len(broken) == 1 else ranks_text(broken)
-        how = "; ".join(_doing(case, number) for number in broken[:_SHOWN])
-        return self._finding(
-            case, waiting, tuple(broken),
-            f"{sentence(who)} failed in {one.text}, in which {ranks_text(waiting)} "
-            f"{_waits(waiting)} for {seconds:.0f} s; {how}.",
-            blames=True,
-        )  # fmt: skip
+        how = [_doing(case, number) for number in broken[:_SHOWN]]
+        text = inside[broken[0]].text
+        summary = say.failed_in(case.run, broken, text, _slots(waiting), how)
+        return self._finding(case, waiting, tuple(broken), summary, blames=True)
 
     def _at_store(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
         """Yield who does not wait for the key that most of the waiting ranks wait for."""
@@ -204,33 +175,21 @@ class InitStalled:
         first = max(groups.values(), key=len)
         asked = first[min(first)]
         others = tuple(n for n in range(case.run.expected) if n not in waiting)
-        seconds = min(one.seconds for one in first.values())
-        who = ranks_text(first)
-        start = f"{sentence(who)} {_waits(first)} {asked.text} for {seconds:.0f} s"
         connects = asked.method == "connect"
         if not others:
-            more = "".join(
-                f"; {ranks_text(group)} {_waits(group)} {group[min(group)].text}"
-                for group in groups.values()
-                if group is not first
-            )
-            all_wait = f"all ranks wait, and none {'serves' if connects else 'sets'} it"
-            if _are_over(waiting):
-                all_wait = f"all ranks waited, and none {'served' if connects else 'set'} it"
-            yield self._finding(case, waiting, (), f"{start}{more}: {all_wait}.", blames=False)
+            rest = [_slots(group) for group in groups.values() if group is not first]
+            over = _slots(waiting).over
+            summary = say.all_at_store(_slots(first), rest, over=over, connects=connects)
+            yield self._finding(case, waiting, (), summary, blames=False)
             return
-        doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
+        doing = [_doing(case, n) for n in others[:_SHOWN]]
         # A barrier needs every rank; any other key needs one, and nothing says which.
         needs_all = asked.is_barrier
         named = len(others) == 1 or (needs_all and len(others) < len(first))
-        have = "has" if len(others) == 1 else "have"
-        come = "come to it" if needs_all else "set it"
-        missing = f"{ranks_text(others)} {have} not {come}"
-        if connects:
-            missing = _server_text(others)
-        found = self._finding(
-            case, first, others, f"{start}, and {missing}; {doing}.", blames=named
+        summary = say.not_at_store(
+            _slots(first), others, doing, connects=connects, barrier=needs_all
         )
+        found = self._finding(case, first, others, summary, blames=named)
         # A thread of an idle job may wait for a key that nobody is to set yet.
         few = len(first) < len(others) and all(
             one.activity.until_ns is None for one in first.values()
@@ -240,21 +199,13 @@ class InitStalled:
     def _connecting(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
         """Yield the ranks that are not in ``ncclCommInitRank`` with the others."""
         others = tuple(n for n in range(case.run.expected) if n not in waiting)
-        one = waiting[min(waiting)]
         # Only the size of the communicator is known: with others outside, who is missing is not.
-        is_all = one.activity.number == case.run.expected
-        seconds = min(each.seconds for each in waiting.values())
-        start = (
-            f"{sentence(ranks_text(waiting))} {_waits(waiting)} in {one.text} for {seconds:.0f} s"
-        )
-        if others and is_all:
-            doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
-            have = "has" if len(others) == 1 else "have"
-            summary = f"{start}, which {ranks_text(others)} {have} not begun; {doing}."
-        else:
-            summary = f"{start}, and no record shows for whom."
+        is_all = waiting[min(waiting)].activity.number == case.run.expected
+        missing = others if is_all else ()
+        doing = [_doing(case, n) for n in missing[:_SHOWN]]
         named = is_all and 0 < 2 * len(others) <= case.run.expected
-        yield self._finding(case, waiting, others if is_all else (), summary, blames=named)
+        summary = say.not_begun(_slots(waiting), missing, doing)
+        yield self._finding(case, waiting, missing, summary, blames=named)
 
     def _finding(
         self, case: Case, waiting: _Waiting, absent: Sequence[int], summary: str, *, blames: bool
@@ -271,8 +222,7 @@ class InitStalled:
             rank = run.by_rank.get(number)
             if rank is None:
                 known = number in run.unrecorded
-                none = f"no record of rank {number} was found"
-                evidence.append(_doing(case, number) if known else none)
+                evidence.append(_doing(case, number) if known else no_record(number))
                 continue
             evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
@@ -284,7 +234,7 @@ class InitStalled:
             evidence.append(limit)
         inferred = []
         if any(n not in run.by_rank and n not in run.unrecorded for n in absent):
-            inferred.append("a process without a ring was not started, or has not got that far")
+            inferred.append(say.NOT_STARTED)
         asked = waiting[first] if waiting[first].name == STORE_WAIT else store
         ended = [
             number
@@ -328,38 +278,12 @@ def _polling(case: Case) -> _Waiting:
     return found if alike and case.run.expected < 2 * len(found) < 2 * case.run.expected else {}
 
 
-def _waits(waiting: _Waiting) -> str:
-    """Return ``wait``, ``waits`` or, where all have given up, ``waited``."""
-    return "waited" if _are_over(waiting) else verb(tuple(waiting), "wait")
-
-
-def _are_over(waiting: _Waiting) -> bool:
-    """Return whether an exception ended each of the waits, and with it the process."""
-    return all(one.activity.until_ns is not None for one in waiting.values())
-
-
-def _failed(case: Case, inside: _Waiting) -> str:
-    """Return how ranks failed that wait no longer, to follow their names."""
-    # By the clocks of their hosts; the errors of later ones often come from the end of the first.
-    first = min(inside, key=lambda number: inside[number].activity.until_ns or 0)
-    seconds = min(one.seconds for one in inside.values())
-    time = f"{seconds:.0f} s" if seconds >= 1 else "less than a second"
-    error = printable(str(case.run.by_rank[first].details.get("ended_with"))).rstrip(": ")
-    text = shorten(error, _LONGEST, placeholder=" ...")
-    return f"failed in {inside[first].text} after {time} (rank {first} ended with {text})"
-
-
-def _server_text(absent: Sequence[int]) -> str:
-    """Say that the server of a store is not there; torch's is rank 0 unless the program says so.
-
-    Args:
-        absent: The ranks that do not wait for the server, of which one has to be it.
-    """
-    if 0 in absent:
-        return "rank 0, which is to serve it, has not come"
-    if len(absent) == 1:
-        return f"rank {absent[0]}, which may have to serve it, has not come"
-    return f"{ranks_text(absent)}, of which one may have to serve it, have not come"
+def _slots(waiting: _Waiting) -> say.Waiting:
+    """Return who waits in what, for how long, and whether exceptions ended all of it."""
+    every = waiting.values()
+    over = all(one.activity.until_ns is not None for one in every)
+    seconds = min(one.seconds for one in every)
+    return say.Waiting([*waiting], waiting[min(waiting)].text, seconds, over)
 
 
 def _is_quiet(case: Case) -> bool:
@@ -418,17 +342,16 @@ def _doing(case: Case, number: int) -> str:
     """Return what a rank does instead, as far as it is recorded."""
     rank: Rank | None = case.run.by_rank.get(number)
     if rank is None and number in case.run.unrecorded:
-        return f"what rank {number} does is not recorded"
+        return say.not_recorded(number)
     if rank is None:
-        return f"rank {number} left no record"
+        return say.left_none(number)
     if (how := case.how_it_ended(rank)) is not None:
         return f"rank {number}: {how}"
     if (error := raised(case, rank)) is not None:
-        return f"rank {number} raised {error[0]} {error[1]:.0f} s ago"
+        return say.raised_ago(number, *error)
     if (now := doing_now(rank)) is not None:
         return f"rank {number} {now.clause}"
     seen = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
     if number in seen and seen[number].frames:
         return f"rank {number} is {'in' if seen[number].work else 'at'} {seen[number].text}"
-    made = rank.records + rank.lost
-    return f"rank {number} is elsewhere" + (f" after {plural(made, 'call')}" if made else "")
+    return say.is_elsewhere(number, rank.records + rank.lost)

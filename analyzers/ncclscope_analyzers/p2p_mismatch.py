@@ -22,25 +22,10 @@ from ncclscope.engine.waits.transfers import (
 from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.threads import precedes
-from ncclscope.wording.names import (
-    call_text,
-    comm_text,
-    plural,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.wording import pairs as say
 
-_DOES = {"send": "sends to", "recv": "waits to receive from"}
 Cycle = Sequence[tuple[int, Call]]
 """Ranks that wait for the next one each, with the calls in which they wait."""
-
-_LACKS = {"send": "receive", "recv": "send"}
-_BY_SIZE = (
-    "tags pair transfers here, and are not recorded; no send and receive of one size are left"
-)
 
 
 class P2pMismatch:
@@ -120,17 +105,13 @@ class P2pMismatch:
 
     def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
         """Describe a rank that alone left the order of calls which its steps had before."""
-        expected, posted = (
-            f"{call_text(call)} on {comm_text(case.run.communicators[call.comm])}"
-            for call in (left.expected, left.posted)
+        expected, now = (
+            say.on(case.run.communicators[call.comm], call) for call in (left.expected, left.posted)
         )
-        who = sentence(rank_text(case.run, left.rank))
-        place = f"call {left.number} of step {left.step}"
+        place = left.step, left.number
         return Finding(
             kind="missing_call" if left.skipped else self.name,
-            summary=f"{who} skipped {expected}, in step {left.step}, and went on with {posted}."
-            if left.skipped
-            else f"{who} posted {posted} as {place}, where each step before had {expected}.",
+            summary=say.left_order(case.run, left.rank, place, expected, now, skipped=left.skipped),
             comm=case.run.communicators[left.expected.comm],
             # Transfers and the calls of several communicators have no common number.
             seq=None,
@@ -141,14 +122,10 @@ class P2pMismatch:
             role="cause",
             analyzer=self.name,
             evidence=(
-                f"rank {left.rank}, {place}: {posted}{site_text(left.posted)}",
-                f"in each of the 3 steps before: {expected}{site_text(left.expected)}",
+                *say.order_left(left.rank, place, (expected, left.expected), (now, left.posted)),
                 *_cycle_lines(case, cycle),
             ),
-            inferred=(
-                f"rank {left.rank} diverged: all other ranks posted their calls in the same order "
-                "as in the 3 steps before",
-            ),
+            inferred=(say.others_kept_order(left.rank),),
         )
 
     def _cycle(self, case: Case, finding: Finding, cycle: Cycle) -> Finding:
@@ -157,18 +134,13 @@ class P2pMismatch:
         if len(cycle) < 3:
             return replace(finding, evidence=evidence)
         ranks = tuple(sorted(rank for rank, _ in cycle))
-        what = "sends and receives"
-        if any(call.op not in _DOES for _, call in cycle):
-            what = "collectives, sends and receives"
+        collectives = any(call.op not in say.DOES for _, call in cycle)
         return replace(
             finding,
-            summary=(
-                f"{sentence(ranks_text(ranks))} wait for each other in a cycle of {what}. "
-                f"{finding.summary}"
-            ),
+            summary=say.cycle(ranks, finding.summary, collectives=collectives),
             candidate_ranks=ranks,
             evidence=evidence,
-            inferred=("the records do not show which of them is wrong",),
+            inferred=(say.OPEN,),
         )
 
     def _short(
@@ -176,26 +148,16 @@ class P2pMismatch:
     ) -> Iterable[Finding]:
         """Describe a rank with fewer transfers than its neighbours, and the ranks behind them."""
         own = [transfer for transfer in found if transfer.peer == diverging]
-        first = own[0]
-        halves = "; ".join(
-            f"rank {transfer.rank} {_DOES[transfer.call.op]} it, transfer {transfer.number} of "
-            f"that kind between them, and it has posted no {_LACKS[transfer.call.op]} for it"
-            for transfer in own
-        )
-        who = rank_text(case.run, diverging)
+        first, who = own[0], (case.run, diverging)
+        halves = "; ".join(say.wait_for_it(one.rank, one.call, one.number) for one in own)
         late = may_come(case, [diverging])
         stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
         joins = case.waits.ends.get(diverging, ()) if late else ()
         yield Finding(
             kind="not_joined" if late else self.name,
-            summary=(
-                f"{sentence(who)} is in no {'call' if joins else 'transfer'}, and its "
-                f"{'peers' if joins else 'neighbours'} wait for it on "
-                f"{comm_text(first.pair.comm)}: {halves}{_in_collectives(joins)}."
-                if late
-                else f"The transfers of {who} do not match its neighbours' on "
-                f"{comm_text(first.pair.comm)}: {halves}."
-            ),
+            summary=say.late(*who, first.pair.comm, halves, joins)
+            if late
+            else say.unlike_neighbours(*who, first.pair.comm, halves),
             comm=first.pair.comm,
             # Transfers are not collectives, and are numbered separately.
             seq=None,
@@ -206,18 +168,13 @@ class P2pMismatch:
             role="cause",
             analyzer=self.name,
             evidence=(
-                *(
-                    f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
-                    f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before "
-                    f"it between the two; {transfer.proof}"
-                    for transfer in (*own, *((stuck,) if stuck else ()))
-                ),
+                *map(_stuck_line, (*own, *((stuck,) if stuck else ()))),
                 *(
                     _wait_line(case, rank, diverging, case.waits.pending_calls[rank].call)
                     for rank in joins
                 ),
             ),
-            inferred=(f"rank {diverging} {'is late' if late else 'diverged'}: {reason}",),
+            inferred=(say.why(diverging, reason, is_late=late),),
             hangs=late or None,
         )
         for transfer in found:
@@ -226,35 +183,20 @@ class P2pMismatch:
 
     def _missing(self, case: Case, transfer: StuckTransfer, role: str) -> Finding:
         pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
-        unseen = _unseen_peers(case, peer)
-        fitting = transfer.number - 1
-        lacking = _LACKS[call.op]
+        unseen, ends = _unseen_peers(case, peer), (pair.sender, pair.receiver)
         last = case.run.by_rank[peer].last_call()
         evidence = [
-            f"{plural(len(pair.sends), 'send')} from rank {pair.sender} to rank {pair.receiver}, "
-            f"{plural(len(pair.receives), 'receive')} there; {fitting} of them form pairs",
-            f"rank {rank}: {call_text(call)}, {call.state.word}{site_text(call)}",
+            say.counts(*ends, len(pair.sends), len(pair.receives), paired=transfer.number - 1),
+            say.pending(rank, call),
             transfer.proof,
         ]
         if last is not None:
-            comm = case.run.communicators[last.comm]
-            evidence.append(
-                f"the last collective of rank {peer} is #{last.seq} on {comm_text(comm)}, "
-                f"{call_text(last)}, {last.state.word}{site_text(last)}"
-            )
+            evidence.append(say.last_collective(peer, case.run.communicators[last.comm], last))
         if unseen:
-            evidence.append(
-                f"rank {peer} waits in a transfer with {ranks_text(unseen)}, of which records are "
-                f"missing or damaged"
-            )
+            evidence.append(say.with_unseen(peer, unseen))
         return Finding(
             kind=self.name,
-            summary=(
-                f"{sentence(rank_text(case.run, rank))} posted {call_text(call)} on "
-                f"{comm_text(pair.comm)}, transfer {transfer.number} from rank {pair.sender} to "
-                f"rank {pair.receiver}, and {rank_text(case.run, peer)} has posted no {lacking} "
-                f"for it."
-            ),
+            summary=say.missing(case.run, pair.comm, call, rank, peer, (transfer.number, *ends)),
             comm=pair.comm,
             seq=call.seq,
             candidate_ranks=tuple(sorted({rank, peer, *unseen})),
@@ -263,11 +205,7 @@ class P2pMismatch:
             role=role,
             analyzer=self.name,
             evidence=tuple(evidence),
-            inferred=(
-                "the records do not show which of them is wrong"
-                if unseen
-                else "the records do not show which of the two is wrong",
-            ),
+            inferred=(say.OPEN if unseen else say.OPEN_PAIR,),
         )
 
     def _misdirected(self, case: Case, found: Sequence[StuckTransfer], diverging: int) -> Finding:
@@ -275,24 +213,23 @@ class P2pMismatch:
         own = sorted(found, key=lambda transfer: transfer.rank != diverging)
         first = own[0]
         unread = [
-            f"rank {pair.sender} has sent it {plural(len(pair.sends), 'time')}, and it has posted "
-            f"{plural(len(pair.receives), 'receive')} from there"
+            say.not_received(pair.sender, len(pair.sends), len(pair.receives))
             for pair in _unreceived(case, first)
         ]
 
-        def name(transfer: StuckTransfer, rank: int) -> str:
-            """Return the whole name of the diverging rank where it is first named."""
-            is_first = transfer is first and rank == diverging
-            return rank_text(case.run, rank) if is_first else f"rank {rank}"
-
-        text = "; ".join(
-            f"{name(one, one.rank)} {_DOES[one.call.op]} {name(one, one.peer)}, which has posted "
-            f"no {_LACKS[one.call.op]} for it"
-            for one in own
-        )
+        why = say.ONLY_SHARED
+        if unread:
+            why = say.never_received(first.peer)
+        elif first.rank == diverging and first.number == 1 and len(own) == 2:
+            why = say.new_pair(first.peer, own[-1].rank)
         return Finding(
             kind=self.name,
-            summary=f"{sentence(text)} (on {comm_text(first.pair.comm)}).",
+            summary=say.misdirected(
+                case.run,
+                diverging,
+                first.pair.comm,
+                [(one.rank, one.peer, one.call) for one in own],
+            ),
             comm=first.pair.comm,
             # Transfers are not collectives, and are numbered separately.
             seq=None,
@@ -302,26 +239,8 @@ class P2pMismatch:
             confidence="likely",
             role="cause",
             analyzer=self.name,
-            evidence=(
-                *(
-                    f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
-                    f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before "
-                    f"it between the two; {transfer.proof}"
-                    for transfer in own
-                ),
-                *unread,
-            ),
-            inferred=(
-                f"rank {diverging} diverged: "
-                + (
-                    f"it has never received from rank {first.peer}, and lacks a receive elsewhere"
-                    if unread
-                    else f"it never had such a transfer with rank {first.peer} before, and rank "
-                    f"{own[-1].rank} waits for just this one"
-                    if first.rank == diverging and first.number == 1 and len(own) == 2
-                    else "it is the only rank that all transfers without a match share"
-                ),
-            ),
+            evidence=(*map(_stuck_line, own), *unread),
+            inferred=(say.why(diverging, why),),
         )
 
     def _finding(
@@ -333,14 +252,9 @@ class P2pMismatch:
         sent: Call,
         received: Call,
     ) -> Finding:
-        sender, receiver = pair
         return Finding(
             kind=self.name,
-            summary=(
-                f"{sentence(rank_text(case.run, sender))} posted {call_text(sent)} on "
-                f"{comm_text(comm)}, and {rank_text(case.run, receiver)} {call_text(received)}: "
-                f"transfer {number} between them does not match."
-            ),
+            summary=say.unfit(case.run, comm, pair, sent, received, number),
             comm=comm,
             seq=sent.seq,
             candidate_ranks=tuple(sorted(pair)),
@@ -350,16 +264,11 @@ class P2pMismatch:
             role="cause",
             analyzer=self.name,
             evidence=(
-                f"transfers 1 to {number - 1} from rank {sender} to rank {receiver} match"
-                if number > 1
-                else f"it is the first transfer from rank {sender} to rank {receiver}",
-                f"rank {sender}: {call_text(sent)}{site_text(sent)}",
-                f"rank {receiver}: {call_text(received)}{site_text(received)}",
+                say.match_until(*pair, number),
+                say.posted(pair[0], sent),
+                say.posted(pair[1], received),
             ),
-            inferred=(
-                *((_BY_SIZE,) if has_tags(comm) else ()),
-                "the records do not show which of the two is wrong",
-            ),
+            inferred=(*((say.BY_SIZE,) if has_tags(comm) else ()), say.OPEN_PAIR),
         )
 
 
@@ -370,15 +279,13 @@ def _cycle_lines(case: Case, cycle: Cycle) -> Iterable[str]:
         yield _wait_line(case, rank, awaited, call)
 
 
-def _in_collectives(ranks: Sequence[int]) -> str:
-    return f"; {ranks_text(ranks)} {verb(ranks, 'wait')} for it in a collective" if ranks else ""
+def _stuck_line(one: StuckTransfer) -> str:
+    return say.after_others(one.rank, one.call, one.number - 1, one.proof)
 
 
 def _wait_line(case: Case, rank: int, awaited: int, call: Call) -> str:
-    comm = comm_text(case.run.communicators[call.comm])
-    return Fact.of_call(
-        f"rank {rank} waits for rank {awaited}, in {call_text(call)} on {comm}", [rank]
-    )
+    comm = case.run.communicators[call.comm]
+    return Fact.of_call(say.waits_for(rank, awaited, comm, call), [rank])
 
 
 def _is_final(case: Case, pair: Pair, received: Call) -> bool:

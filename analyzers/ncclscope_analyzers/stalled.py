@@ -13,23 +13,12 @@ from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.model import Call, Communicator, Finding, Rank, State
-from ncclscope.wording.names import call_text, comm_text, plural, ranks_text
+from ncclscope.wording import stalls as say
+from ncclscope.wording.not_joined import only_completed
 from ncclscope.wording.stacks import starved_text
 
-_AGREE = "no rank diverged"
-_AGREE_IN_RECORDS = "no rank diverged in what was recorded"
-_REASON = "a link, a device or the library is stuck; the program's call order is consistent"
-_TAGS = (
-    "the two ranks gave the transfer different tags, or a link or the library is stuck; all else "
-    "that is recorded of the two halves agrees"
-)
-_DROPPED = "the program may have dropped the work of this isend, which frees the buffer"
 _BEFORE = 64
 """Calls before one that are searched for an earlier one of its line."""
-_UNRECORDED = (
-    "a rank posted more or fewer unrecorded calls than its peers, or a link, a device or the "
-    "library is stuck"
-)
 
 
 class Stalled:
@@ -54,29 +43,12 @@ class Stalled:
             if seconds is not None and all(map(case.waits.is_outside, comm.ranks)):
                 yield self._before(case, comm, call, seconds)
             elif seconds is not None:
-                yield self._finding(
-                    case,
-                    comm,
-                    call,
-                    f"for {seconds:.0f} s",
-                    _alive_after("all ranks", seconds),
-                )
+                time = say.for_seconds(seconds)
+                yield self._finding(case, comm, call, time, say.stayed_alive(say.ALL, seconds))
             elif overdue:
-                yield self._finding(
-                    case,
-                    comm,
-                    call,
-                    "within its timeout",
-                    f"{ranks_text(overdue)} aborted it, or recorded calls after its timeout",
-                )
+                yield self._finding(case, comm, call, say.IN_TIMEOUT, say.aborted(overdue))
             elif _all_started(case, comm, call):
-                yield self._finding(
-                    case,
-                    comm,
-                    call,
-                    "when the dumps were written",
-                    "all dumps were written long after the last call and list it as started",
-                )
+                yield self._finding(case, comm, call, say.IN_DUMPS, say.LISTED_AS_STARTED)
 
     def _left_behind(self, case: Case) -> Iterable[Finding]:
         """Describe calls that completed on some devices and not on others."""
@@ -98,16 +70,12 @@ class Stalled:
             yield replace(
                 self._finding(case, comm, call, "", ""),
                 candidate_ranks=inside if few else comm.ranks,
-                summary=(
-                    f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
-                    f"{call_text(call)}; {ranks_text(past)} finished it, and "
-                    f"{ranks_text(inside)} did not for {seconds:.0f} s: "
-                    f"{_agreement(case, comm)[0]}, the call itself does not complete."
+                summary=say.some_completed(
+                    comm, call, past, inside, seconds, _agreement(case, comm)[0]
                 ),
                 evidence=(
-                    f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
-                    f"{call_text(call)}; only {ranks_text(past)} completed it",
-                    _alive_after("all ranks", seconds),
+                    say.posted(comm, call, only_completed(past)),
+                    say.stayed_alive(say.ALL, seconds),
                 ),
             )
 
@@ -123,8 +91,8 @@ class Stalled:
             if call is None or any(rank in case.waits.heads for rank in comm.ranks):
                 continue  # with known progress, see below
             if all(is_last(case.run.by_rank.get(rank), call) for rank in comm.ranks):
-                proof = f"{ranks_text(ranks)} ended because it had timed out"
-                yield self._finding(case, comm, call, "within its timeout", proof)
+                proof = say.ended_in_timeout(ranks)
+                yield self._finding(case, comm, call, say.IN_TIMEOUT, proof)
 
     def _spinning(self, case: Case) -> Iterable[Finding]:
         """Describe a hang that GPU load shows where the backend does not report completion."""
@@ -143,28 +111,16 @@ class Stalled:
             return
         shared = [comm for comm in case.run.communicators.values() if set(comm.ranks) >= {*ranks}]
         comm = shared[0] if len(case.run.communicators) == 1 and shared else None
-        where = f"on {comm_text(comm)}" if comm is not None else "on some communicator"
         yield Finding(
             kind=self.name,
-            summary=(
-                f"All ranks have posted the same calls and none for {seconds:.0f} s, and all GPUs "
-                f"run kernels that touch no memory: no rank diverged, a collective {where} does "
-                f"not complete."
-            ),
+            summary=say.all_spin(comm, seconds),
             comm=comm,
             candidate_ranks=ranks,
             confidence="likely",
             role="cause",
             analyzer=self.name,
-            evidence=(
-                f"{ranks_text(ranks)} posted equally many calls on each communicator, and none for "
-                f"{seconds:.0f} s",
-            ),
-            inferred=(
-                "the GPUs wait in a collective, judging by their load; only progress on the "
-                "device shows in which one (NCCLSCOPE_DEVICE_PROGRESS=1)",
-                _REASON,
-            ),
+            evidence=(say.as_many(ranks, seconds),),
+            inferred=(say.BY_LOAD, say.REASON),
         )
 
     def _finding(
@@ -179,11 +135,7 @@ class Stalled:
         ]
         return Finding(
             kind=self.name,
-            summary=(
-                f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
-                f"{call_text(call)}, and none has completed it {time}: {agreement}, the "
-                f"call itself does not complete."
-            ),
+            summary=say.none_completed(comm, call, time, agreement),
             comm=comm,
             seq=call.seq,
             candidate_ranks=comm.ranks,
@@ -192,9 +144,8 @@ class Stalled:
             role="cause",
             analyzer=self.name,
             evidence=(
-                f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
-                f"{call_text(call)}; none completed it",
-                f"{plural(call.seq - 1, 'call')} before it completed",
+                say.posted(comm, call, only_completed(())),
+                say.before_completed(call),
                 proof,
             ),
             inferred=tuple(filter(None, reasons)),
@@ -205,17 +156,12 @@ class Stalled:
         finding = self._finding(case, comm, call, "", "")
         return replace(
             finding,
-            summary=(
-                f"All ranks of {comm_text(comm)} have posted call {call.seq}, {call_text(call)}, "
-                f"and no device has reached it for {seconds:.0f} s: "
-                f"{_agreement(case, comm)[0]}, earlier work blocks their streams."
-            ),
+            summary=say.none_reached(comm, call, seconds, _agreement(case, comm)[0]),
             evidence=(
-                f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
-                f"{call_text(call)}; no device has entered it",
-                _alive_after("all ranks", seconds),
+                say.posted(comm, call, say.NOT_ENTERED),
+                say.stayed_alive(say.ALL, seconds),
             ),
-            inferred=("an earlier kernel or copy on the same streams does not finish",),
+            inferred=(say.EARLIER_WORK,),
         )
 
     def _transfer(self, case: Case, half: _Half) -> Iterable[Finding]:
@@ -225,18 +171,13 @@ class Stalled:
         seconds = case.longest_common_quiet(pair)
         if seconds is None:
             return
-        why, reason = "no rank diverged, the transfer itself does not complete", _REASON
+        why, reason = say.ITSELF, say.REASON
         if "nccl" not in comm.backend:  # NCCL has no tags
-            why = "their tags differ, which are not recorded, or the transfer does not complete"
-            reason = _TAGS
+            why, reason = say.TAGS_MAY_DIFFER, say.TAGS
         ahead = case.run.by_rank[half.rank].last_call(transfers=True) != half.call
         yield Finding(
             kind=self.name,
-            summary=(
-                f"Rank {half.rank} has posted {call_text(half.call)} on {comm_text(comm)}, rank "
-                f"{half.other} the receive for it, and neither has completed for {seconds:.0f} s: "
-                f"{why}."
-            ),
+            summary=say.transfer(comm, half.call, half.rank, half.other, seconds, why),
             comm=comm,
             seq=half.call.seq,
             candidate_ranks=pair,
@@ -245,12 +186,11 @@ class Stalled:
             role="cause",
             analyzer=self.name,
             evidence=(
-                f"both halves of transfer {half.number} from rank {half.rank} to rank "
-                f"{half.other} are posted; neither is completed",
-                *((f"rank {half.rank} posted later calls without waiting",) if ahead else ()),
-                _alive_after("both ranks", seconds),
+                say.both_halves(half.rank, half.other, half.number),
+                *((say.went_on(half.rank),) if ahead else ()),
+                say.stayed_alive(say.BOTH, seconds),
             ),
-            inferred=(reason, *((_DROPPED,) if ahead else ())),
+            inferred=(reason, *((say.DROPPED,) if ahead else ())),
         )
 
     def _common_heads(
@@ -295,12 +235,7 @@ def _crossed(case: Case, call: Call) -> str:
         before = [rank for rank in both if own[rank] < theirs[rank]]
         after = [rank for rank in both if own[rank] > theirs[rank]]
         if before and after:
-            comm = comm_text(case.run.communicators[other.comm])
-            return (
-                f"{ranks_text(before)} posted it before #{other.seq} on {comm}, which another "
-                f"thread posted, and {ranks_text(after)} after it: on one stream, each would wait "
-                f"for the other"
-            )
+            return say.crossed(case.run.communicators[other.comm], other.seq, before, after)
     return ""
 
 
@@ -320,15 +255,11 @@ def _went_on(rank: Rank | None, call: Call) -> bool:
     return not any(one.state is State.COMPLETED for one in alike)
 
 
-def _alive_after(who: str, seconds: float) -> str:
-    return f"{who} stayed alive for at least {seconds:.0f} s after it"
-
-
 def _agreement(case: Case, comm: Communicator) -> tuple[str, str]:
     """Return what is known of the order of calls, and what the hang may come from."""
     if any(uses_unrecorded(case.run.by_rank[rank], comm.key) for rank in comm.ranks):
-        return _AGREE_IN_RECORDS, _UNRECORDED
-    return _AGREE, _REASON
+        return say.AGREE_IN_RECORDS, say.UNRECORDED
+    return say.AGREE, say.REASON
 
 
 def _all_started(case: Case, comm: Communicator, call: Call) -> bool:

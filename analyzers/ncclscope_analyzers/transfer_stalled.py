@@ -9,8 +9,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.transfers.engines import Engines, Joined
 from ncclscope.engine.transfers.reasons import Reason, Thresholds, find_reason
 from ncclscope.model import Finding
-from ncclscope.untrusted import printable
-from ncclscope.wording.names import plural, sentence
+from ncclscope.wording import stalls as say
 
 _CONFIDENCE = ("certain", "likely", "ambiguous")
 
@@ -53,26 +52,13 @@ def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -
     end = one.receive or one.send
     assert end is not None
     since = engines.seconds_since(one.begun_ns)
-    waits = end.direction == "recv"
-    request = f"request {printable(end.request or end.id)}"
-    engine = engines.by_id[end.engine]
-    more = f" ({plural(len(found) - 1, 'more request')} likewise)" if len(found) > 1 else ""
-    if not waits:
-        what = f"{request} of {engine.name}{more} has waited {since:.0f} s for"
-        if reason.role == "latent":
-            what = f"{request} of {engine.name}{more}:"
-    elif reason.hangs or not end.ended:
-        blocks = plural(end.blocks, "KV block") if end.blocks else "KV blocks"
-        what = f"{request} of {engine.name}{more} has waited {since:.0f} s for {blocks}:"
-    else:
-        what = f"{request} of {engine.name}{more} did not get its KV blocks:"
-        if end.state == "completed":
-            what = f"{request} of {engine.name}{more} got KV blocks:"
+    name, others = engines.by_id[end.engine].name, len(found) - 1
+    over, latent = end.ended and not reason.hangs, reason.role == "latent"
     own = {id(process): process.rank for process in case.run.ranks}
     singled = tuple(sorted(own[id(one)] for one in reason.at_fault if id(one) in own))
     return Finding(
         kind="transfer_stalled",
-        summary=f"{sentence(what)} {reason.missing}.",
+        summary=say.request(end, name, others, since, reason.missing, over=over, latent=latent),
         diverging_ranks=singled,
         confidence=reason.confidence,
         role=reason.role,
@@ -90,7 +76,7 @@ def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -
                 for process in reason.at_fault
             ],
             "next": list(reason.next),
-            "others": len(found) - 1,
+            "others": others,
         },
     )
 
@@ -100,10 +86,5 @@ def _facts(engines: Engines, one: Joined) -> Iterable[str]:
     for end in (one.receive, one.send):
         if end is None:
             continue
-        what = "receives" if end.direction == "recv" else "sends"
-        phase = f" ({printable(end.phase).replace('_', ' ')})" if end.phase else ""
-        since = engines.seconds_since(end.changed_ns)
-        yield (
-            f"{engines.by_id[end.engine].name} {what} transfer {printable(end.id)}: "
-            f"{end.state}{phase} for {since:.0f} s"
-        )
+        name = engines.by_id[end.engine].name
+        yield say.end_state(end, name, engines.seconds_since(end.changed_ns))

@@ -18,7 +18,7 @@ from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.swaps import Swap
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Finding
-from ncclscope.wording.names import comm_text, plural, ranks_text
+from ncclscope.wording import proofs as say
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Proof:
         of = len(self.waiting)
         against = []
         if self.rival is not None and self.rival[1] < of:
-            against.append(f"releases {self.rival[1]} of {of} waiting ranks")
+            against.append(say.releases(self.rival[1], of))
         if self.rival is not None and self.unexplained:
-            against.append(f"leaves the end of {ranks_text(self.unexplained)} unexplained")
+            against.append(say.leaves_end(self.unexplained))
         against += self.against
         calls = [
             {"rank": rank, **one.to_dict()} for rank, some in self.changes.items() for one in some
@@ -88,21 +88,11 @@ class Proof:
         }
 
     def __str__(self) -> str:
-        of, released = len(self.waiting), len(self.waiting) - len(self.held)
-        counts = f"all {plural(of, 'waiting rank')}" if not self.held else f"{released} of {of}"
-        then = "would go on" if not self.held else "waiting ranks would go on"
-        did = []
-        if expected := [rank for rank in self.ranks if rank not in self.changes]:
-            did.append(f"{ranks_text(expected)} did as the others expect")
-        if changed := sorted(self.changes):
-            calls = sum(max(one.drop, one.add) for some in self.changes.values() for one in some)
-            whose = "its" if len(changed) == 1 else "their"
-            did.append(
-                f"{ranks_text(changed)} had posted {plural(calls, 'call')} as {whose} peers did"
-            )
-        rival = self.rival
-        nearest = "" if rival is None else f"; with rank {rival[0]} instead, {rival[1]} of {of}"
-        return f"if {' and '.join(did)}, {counts} {then}{nearest}"
+        expected = [rank for rank in self.ranks if rank not in self.changes]
+        calls = sum(max(one.drop, one.add) for some in self.changes.values() for one in some)
+        of = len(self.waiting)
+        changed = sorted(self.changes)
+        return say.repair(expected, changed, calls, of - len(self.held), of, self.rival)
 
 
 def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | None:
@@ -160,16 +150,10 @@ def _against(case: Case, ranks: frozenset[int], rival: int, swaps: Iterable[Swap
     for one in case.differences:
         others = sorted({*one.peers} - {rival})
         if one.odd and ranks.issuperset(one.odd) and others:
-            yield (
-                f"leaves call {one.seq} on {comm_text(one.comm)} of {ranks_text(one.odd)} unlike "
-                f"that of {ranks_text(others)}"
-            )
+            yield say.leaves_unlike(one.comm, one.seq, one.odd, others)
     for swap in swaps:
         if swap.missed is not None or swap.count > 1:
-            yield (
-                f"leaves unexplained that rank {swap.rank} posted on {comm_text(swap.comm)} what "
-                f"it lacks on {comm_text(swap.fewer)}"
-            )
+            yield say.leaves_swap(swap.rank, swap.comm, swap.fewer)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail
 from ncclscope.model.windows import best_shift
+from ncclscope.wording import unseen as say
 
 WINDOW = 4096
 """Calls at the end of a log, and after a difference, that are compared again."""
@@ -172,26 +173,10 @@ def _holes(survived: Survived, ops: frozenset[str], *, has_more: bool) -> list[d
             with an exception, before it was sent, is such a call.
     """
     comm = survived.divergence.comm
-    name = comm.label or comm.key[:12]
-    went_on = "though its peers posted it and all went on"
-    if not ops and has_more:
-        text = (
-            f"it alone recorded a call near #{survived.divergence.seq} on {name}, and all went on: "
-            f"the call was refused, or those of its peers are not recorded"
-        )
-        return [{"kind": "hole", "text": text, "comms": [comm.key]}]
+    seq, hole = survived.divergence.seq, {"kind": "hole", "comms": [comm.key]}
     if not ops:
-        text = f"a call near #{survived.divergence.seq} on {name} is not recorded, {went_on}"
-        return [{"kind": "hole", "text": text, "comms": [comm.key]}]
-    return [
-        {
-            "kind": "hole",
-            "text": f"{op} on {name} is not recorded, {went_on}",
-            "comms": [comm.key],
-            "op": op,
-        }
-        for op in sorted(ops)
-    ]
+        return [{**hole, "text": say.hole(comm, seq, has_more=has_more)}]
+    return [{**hole, "text": say.hole_of_op(comm, op), "op": op} for op in sorted(ops)]
 
 
 def _last_completed(rank: Rank, log: CallLog, seq: int) -> int:

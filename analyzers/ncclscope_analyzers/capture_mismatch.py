@@ -46,7 +46,6 @@ class CaptureMismatch(ParameterMismatch):
             case,
             difference,
             kind=self.name,
-            analyzer=self.name,
             summary=say.other_graph(case.run, difference, odd.seq, graphs),
             extent=odd.calls,
             evidence=say.known_graphs(difference, found.odd_has, found.peer_has),

@@ -36,8 +36,6 @@ class CommSwap:
                 odd=odd,
                 peers=swap.peer_call,
                 confidence=swap.confidence or ("certain" if certain else "likely"),
-                role="cause",
-                analyzer=self.name,
                 hangs=True if source is None else None,
                 evidence=tuple(self._evidence(swap)),
                 inferred=() if reason is None else (reason,),

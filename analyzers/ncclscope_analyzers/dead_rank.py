@@ -208,13 +208,11 @@ class DeadRank:
                 odd=case.run.by_rank[past[0]].last_call(),
                 peers=call,
                 confidence="likely",
-                role="cause",
-                analyzer=self.name,
                 evidence=(
                     Fact.of_call(
                         posted(comm.ranks, comm, call, only_completed(past)), comm.ranks, past
                     ),
-                    Fact(say.each_failed(hows), past[0]),
+                    Fact("; ".join(f"rank {n}: {how}" for n, how in hows.items()), past[0]),
                 ),
                 inferred=(say.HAVE_NOT_COMPLETED,),
             )
@@ -246,8 +244,6 @@ class DeadRank:
             odd=call,
             peers=case.waits.heads[living[0]],
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(
                 Fact.of_call(
                     posted(comm.ranks, comm, call, only_completed(past)), comm.ranks, past
@@ -330,7 +326,6 @@ class DeadRank:
             peers=pending.call,
             confidence="ambiguous" if not alone else "likely" if likely else "certain",
             role="consequence" if consequence else "cause",
-            analyzer=self.name,
             evidence=tuple(evidence),
             inferred=tuple(inferred),
         )

@@ -34,7 +34,6 @@ class ExtraCall:
                 case,
                 difference,
                 kind=self.name,
-                analyzer=self.name,
                 summary=say.extra(case.run, difference, first.inserted, text),
                 extent=first.inserted,
                 inferred=(say.too_early(difference, later),) if later else _early(case, difference),

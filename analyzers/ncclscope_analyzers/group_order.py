@@ -29,7 +29,6 @@ class GroupOrder:
                 peers=peers,
                 confidence="certain" if swap.odd else "ambiguous",
                 role="latent",
-                analyzer=self.name,
                 evidence=(say.one_group(swap.comm, swap.seq, swap.end),),
                 extent=swap.length,
             )

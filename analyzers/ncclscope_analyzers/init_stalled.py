@@ -118,8 +118,6 @@ class InitStalled:
                 diverging_ranks=() if found.is_tie else found.few,
                 candidate_ranks=found.few if found.is_tie else (),
                 confidence="ambiguous" if found.is_tie else "likely",
-                role="cause",
-                analyzer=self.name,
                 evidence=(
                     say.recorded(found.text),
                     *(f"rank {number} {one.clause}" for number, one in inside.items()),
@@ -249,8 +247,6 @@ class InitStalled:
             diverging_ranks=tuple(absent) if blames else (),
             candidate_ranks=() if blames else tuple(absent) or tuple(range(run.expected)),
             confidence="likely" if blames else "ambiguous",
-            role="cause",
-            analyzer=self.name,
             evidence=tuple(dict.fromkeys(evidence)),
             inferred=tuple(inferred),
             awaited=key_of(asked.activity) if asked is not None else "",

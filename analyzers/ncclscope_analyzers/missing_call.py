@@ -33,7 +33,6 @@ class MissingCall:
                 case,
                 difference,
                 kind=self.name,
-                analyzer=self.name,
                 summary=_summary(case, difference),
                 extent=first.deleted,
                 evidence=() if habit else (proof,),
@@ -46,7 +45,6 @@ class MissingCall:
             case,
             difference,
             kind=self.name,
-            analyzer=self.name,
             summary=say.either(
                 difference,
                 abs(difference.surplus),

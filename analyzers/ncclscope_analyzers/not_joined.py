@@ -104,8 +104,6 @@ class NotJoined:
             diverging_ranks=ranks if few else (),
             candidate_ranks=() if few else ranks,
             confidence="likely" if few else "ambiguous",
-            role="cause",
-            analyzer=self.name,
             evidence=tuple(one.text for one in found),
         )
 
@@ -176,8 +174,6 @@ class NotJoined:
             diverging_ranks=few,
             odd=pending.call,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=tuple(evidence),
             awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
@@ -258,8 +254,6 @@ class NotJoined:
             confidence=(
                 "likely" if case.timeless or reasons or any(map(may_come, ranks)) else "certain"
             ),
-            role="cause",
-            analyzer=self.name,
             evidence=tuple(evidence),
             inferred=tuple(inferred),
         )
@@ -368,7 +362,6 @@ class NotJoined:
                 peers=pending.call,
                 confidence="certain",
                 role="consequence",
-                analyzer=self.name,
             )
 
 

@@ -23,6 +23,7 @@ from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.threads import precedes
 from ncclscope.wording import pairs as say
+from ncclscope.wording.names import call_there, placed
 
 Cycle = Sequence[tuple[int, Call]]
 """Ranks that wait for the next one each, with the calls in which they wait."""
@@ -106,7 +107,8 @@ class P2pMismatch:
     def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
         """Describe a rank that alone left the order of calls which its steps had before."""
         expected, now = (
-            say.on(case.run.communicators[call.comm], call) for call in (left.expected, left.posted)
+            call_there(case.run.communicators[call.comm], call)
+            for call in (left.expected, left.posted)
         )
         place = left.step, left.number
         return Finding(
@@ -119,8 +121,6 @@ class P2pMismatch:
             odd=left.posted,
             peers=left.expected,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(
                 *say.order_left(left.rank, place, (expected, left.expected), (now, left.posted)),
                 *_cycle_lines(case, cycle),
@@ -165,8 +165,6 @@ class P2pMismatch:
             odd=None if stuck is None else stuck.call,
             peers=first.call,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(
                 *map(_stuck_line, (*own, *((stuck,) if stuck else ()))),
                 *(
@@ -203,7 +201,6 @@ class P2pMismatch:
             odd=call,
             confidence="ambiguous",
             role=role,
-            analyzer=self.name,
             evidence=tuple(evidence),
             inferred=(say.OPEN if unseen else say.OPEN_PAIR,),
         )
@@ -237,8 +234,6 @@ class P2pMismatch:
             odd=first.call,
             peers=own[1].call if len(own) > 1 else None,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(*map(_stuck_line, own), *unread),
             inferred=(say.why(diverging, why),),
         )
@@ -261,12 +256,10 @@ class P2pMismatch:
             odd=sent,
             peers=received,
             confidence="ambiguous",
-            role="cause",
-            analyzer=self.name,
             evidence=(
                 say.match_until(*pair, number),
-                say.posted(pair[0], sent),
-                say.posted(pair[1], received),
+                f"rank {pair[0]}: {placed(sent)}",
+                f"rank {pair[1]}: {placed(received)}",
             ),
             inferred=(*((say.BY_SIZE,) if has_tags(comm) else ()), say.OPEN_PAIR),
         )

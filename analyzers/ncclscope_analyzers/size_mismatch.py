@@ -58,8 +58,6 @@ class SizeMismatch(ParameterMismatch):
             odd=call,
             peers=next(peers, None),
             confidence="certain",
-            role="cause",
-            analyzer=self.name,
             evidence=(say.passed_output(ranks, call),),
             extent=1,
         )

@@ -100,8 +100,6 @@ class SplitMismatch(ParameterMismatch):
             diverging_ranks=(rank,),
             odd=call,
             confidence="certain",
-            role="cause",
-            analyzer=self.name,
             extent=1,
             evidence=(say.posted_sizes(rank, call),),
         )
@@ -140,8 +138,6 @@ class SplitMismatch(ParameterMismatch):
             odd=calls[alone[0] if alone else sender],
             peers=calls[peer if alone else receiver],
             confidence="certain" if alone else "ambiguous",
-            role="cause",
-            analyzer=self.name,
             extent=1,
             evidence=tuple(edges),
             inferred=() if alone else (say.OPEN_SPLITS,),

@@ -33,7 +33,6 @@ class StackClasses:
             peers=_call(found.peers),
             confidence=found.confidence,
             role=found.role,
-            analyzer=self.name,
             evidence=found.evidence,
             inferred=found.inferred,
         )

@@ -43,7 +43,7 @@ class Stalled:
             if seconds is not None and all(map(case.waits.is_outside, comm.ranks)):
                 yield self._before(case, comm, call, seconds)
             elif seconds is not None:
-                time = say.for_seconds(seconds)
+                time = f"for {seconds:.0f} s"
                 yield self._finding(case, comm, call, time, say.stayed_alive(say.ALL, seconds))
             elif overdue:
                 yield self._finding(case, comm, call, say.IN_TIMEOUT, say.aborted(overdue))
@@ -117,8 +117,6 @@ class Stalled:
             comm=comm,
             candidate_ranks=ranks,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(say.as_many(ranks, seconds),),
             inferred=(say.BY_LOAD, say.REASON),
         )
@@ -141,8 +139,6 @@ class Stalled:
             candidate_ranks=comm.ranks,
             peers=call,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(
                 say.posted(comm, call, only_completed(())),
                 say.before_completed(call),
@@ -183,8 +179,6 @@ class Stalled:
             candidate_ranks=pair,
             peers=half.call,
             confidence="likely",
-            role="cause",
-            analyzer=self.name,
             evidence=(
                 say.both_halves(half.rank, half.other, half.number),
                 *((say.went_on(half.rank),) if ahead else ()),

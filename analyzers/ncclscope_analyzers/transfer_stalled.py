@@ -62,7 +62,6 @@ def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -
         diverging_ranks=singled,
         confidence=reason.confidence,
         role=reason.role,
-        analyzer="transfer_stalled",
         evidence=(*_facts(engines, one), *reason.evidence),
         inferred=reason.next,
         hangs=reason.hangs,

@@ -56,7 +56,6 @@ def from_difference(
     difference: Difference,
     *,
     kind: str,
-    analyzer: str,
     summary: str,
     extent: int = 0,
     inferred: tuple[str, ...] = (),
@@ -68,7 +67,6 @@ def from_difference(
         case: The case in which it was found.
         difference: The difference.
         kind: The finding's kind, such as ``extra_call``.
-        analyzer: Name of the analyzer.
         summary: The finding in one sentence.
         extent: Number of calls concerned.
         inferred: Conclusions beyond the records.
@@ -81,7 +79,7 @@ def from_difference(
     if decided or len(sides[0]) > len(sides[1]):
         facts.append(Fact.of_call(say.posted(difference, sides), *sides))
     else:
-        facts.append(say.posted_by_equal(difference))
+        facts.append(say.posted(difference, ()))
     facts += evidence
     thoughts = list(inferred)
     off = abs(first.inserted - first.deleted)
@@ -138,7 +136,6 @@ def from_difference(
         peers=difference.peer_call,
         confidence=confidence,
         role=role,
-        analyzer=analyzer,
         evidence=tuple(facts),
         inferred=tuple(thoughts),
         extent=extent,

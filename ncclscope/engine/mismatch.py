@@ -60,7 +60,6 @@ class ParameterMismatch:
             case,
             difference,
             kind=self.name,
-            analyzer=self.name,
             summary=(
                 say.opposite_order(case.run, difference, self.parameter)
                 if reordered

@@ -409,7 +409,7 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
     """Return the analyzers' findings after a decision from all data sources, causes first."""
     case.tell_anew(retold(case, case.differences))
     claims = [
-        (analyzer, finding)
+        (analyzer, replace(finding, analyzer=finding.analyzer or analyzer.name))
         for analyzer in steps("comparing", analyzers)
         for finding in analyzer.analyze(case)
     ]

@@ -92,7 +92,7 @@ class Finding(Claim):
         peers: The call of the majority.
         confidence: ``certain``, ``likely`` or ``ambiguous``.
         role: ``cause``, ``consequence`` or ``latent``.
-        analyzer: Name of the analyzer.
+        analyzer: Name of the analyzer; the engine enters it where the analyzer does not.
         evidence: Facts read off the records.
         inferred: Conclusions that follow from the records but are not recorded.
         extent: Number of calls concerned, such as the 17 of a swap; 0 where that has no meaning.
@@ -120,7 +120,7 @@ class Finding(Claim):
     odd: Call | None = None
     peers: Call | None = None
     confidence: str = field(kw_only=True)
-    role: str = field(kw_only=True)
+    role: str = field(default="cause", kw_only=True)
     analyzer: str = ""
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()

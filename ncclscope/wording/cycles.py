@@ -68,16 +68,7 @@ def never_joined(
     run: Run, named: int | None, own: Sequence[int], waiting: Sequence[int],
     here: Pending, there: Pending,
 ) -> str:  # fmt: skip
-    """Say who never joined a call, and waits in another one.
-
-    Args:
-        run: The run.
-        named: The rank that is singled out; None where there is none.
-        own: The ranks in the other call.
-        waiting: The ranks in the call.
-        here: The other call.
-        there: The call.
-    """
+    """Say who, a named rank if any, never joined the call `there`, and waits in `here`."""
     who, waits, either = ranks_text(own), verb(own, "wait"), "one side skipped the other's call"
     if named is not None:
         who, waits, either = rank_text(run, named), "waits", "it skipped that call"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.wording.names import (
@@ -30,12 +30,7 @@ SERVER_ENDED = "the process that served the store ended before"
 def missed(run: Run, rank: int, how: object, code: str, wait: str) -> str:
     """Say that a rank is gone, and who waits for it.
 
-    Args:
-        run: The run.
-        rank: The rank.
-        how: How it ended, in words.
-        code: ``exited``, ``stuck`` where it may live, ``no_record``, or ``dead``.
-        wait: Who waits for it.
+    The code is ``exited``, ``stuck`` where it may live, ``no_record``, or ``dead``.
     """
     who = sentence(rank_text(run, rank))
     state = {
@@ -63,17 +58,7 @@ def without_store(
     run: Run, rank: int, waiting: Sequence[int], comm: Communicator, call: Call,
     host: int | None, how: object,
 ) -> str:  # fmt: skip
-    """Say that a rank ended as its store was gone, and, where it is known, who served that.
-
-    Args:
-        run: The run.
-        rank: The rank.
-        waiting: Ranks that wait for it.
-        comm: The communicator on which they wait.
-        call: Their call.
-        host: The rank that served the store; None where none is known.
-        how: How that one ended.
-    """
+    """Say that a rank ended as its store was gone, and, where it is known, who served that."""
     lost = f"{rank_text(run, rank)} ended, as it lost its connection to its store"
     wait = wait_for(waiting, f"rank {rank}", comm, call)
     if host is None:
@@ -115,11 +100,6 @@ def completed_and_failed(
         f"{sentence(ranks_text(past))} completed {call_on(comm, call)}, and failed; "
         f"{ranks_text(inside)} {verb(inside, 'wait')} in it for {seconds:.0f} s."
     )
-
-
-def each_failed(hows: Mapping[int, object]) -> str:
-    """Say how each of some ranks ended."""
-    return "; ".join(f"rank {number}: {how}" for number, how in hows.items())
 
 
 def silent(

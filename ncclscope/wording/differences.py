@@ -127,13 +127,7 @@ def subject(run: Run, one: Contrast) -> str:
 
 
 def contrast(one: Contrast, surplus: int, edits: int) -> str:
-    """Return ``call 5, all_reduce sum [8] on ranks 0-2, is all_gather [8] there``.
-
-    Args:
-        one: The difference.
-        surplus: Calls that the diverging ranks have more, or, negative, fewer.
-        edits: Number of edits between the two sides.
-    """
+    """Return ``call 5, all_reduce sum [8] on ranks 0-2, is all_gather [8] there``."""
     odd, peer, peers = call_text(one.odd_call), call_text(one.peer_call), ranks_text(one.peers)
     theirs, graphs = f"call {one.seq}, {peer}", graphs_text(one)
     if odd != peer:
@@ -176,15 +170,11 @@ def before(one: Contrast) -> str:
 
 
 def posted(one: Contrast, sides: Sequence[Sequence[int]]) -> str:
-    """Say what each of two sides posted."""
+    """Say what each of two sides posted; without them, that they are of equal size."""
     own, theirs = placed(one.odd_call), placed(one.peer_call)
+    if not sides:
+        return f"#{one.seq}: two sides of equal size posted {own} and {theirs}"
     return f"#{one.seq}: {ranks_text(sides[0])} posted {own}, {ranks_text(sides[1])} {theirs}"
-
-
-def posted_by_equal(one: Contrast) -> str:
-    """Say what two sides of equal size posted."""
-    own, theirs = placed(one.odd_call), placed(one.peer_call)
-    return f"#{one.seq}: two sides of equal size posted {own} and {theirs}"
 
 
 def shifted(one: Contrast, off: int, *, further: bool) -> str:

@@ -39,14 +39,7 @@ def call_with(call: Call, parameter: str) -> str:
 
 
 def mismatch(run: Run, one: Contrast, parameter: str, lines: tuple[str, str] | None) -> str:
-    """Say who posted a call with another parameter than the peers.
-
-    Args:
-        run: The run.
-        one: The difference.
-        parameter: The parameter.
-        lines: The lines of both calls, where they may be different calls.
-    """
+    """Say who posted a call with another parameter than the peers."""
     where, peers = f"call {one.seq} on {comm_text(one.comm)}", ranks_text(one.peers)
     own, theirs = call_with(one.odd_call, parameter), call_with(one.peer_call, parameter)
     sites = one.odd_call.site, one.peer_call.site
@@ -129,14 +122,7 @@ def _which(call: Call) -> str:
 
 
 def other_graph(run: Run, one: Contrast, seq: int, graphs: Sequence[tuple[int, int]]) -> str:
-    """Say who replayed another graph than the peers.
-
-    Args:
-        run: The run.
-        one: The difference.
-        seq: First call of the replays.
-        graphs: Number and calls of the graph of each side.
-    """
+    """Say who replayed another graph than the peers; of each, give its number and calls."""
     where, peers = f"call {seq} on {comm_text(one.comm)}", ranks_text(one.peers)
     own, theirs = (f"graph {number}, of {plural(calls, 'call')}" for number, calls in graphs)
     if not one.odd:
@@ -199,16 +185,7 @@ def unfit_edge(sender: int, receiver: int, sent: int, due: int) -> str:
 def unfit_splits(
     run: Run, ranks: Sequence[int], comm: Communicator, seq: int, edge: str, *, adds_up: bool
 ) -> str:
-    """Say who split its tensors otherwise than its peers.
-
-    Args:
-        run: The run.
-        ranks: The one rank that did, or all that may have.
-        comm: The communicator.
-        seq: The call.
-        edge: The first edge that does not fit.
-        adds_up: Whether the splits of the one rank have as many rows as its tensors.
-    """
+    """Say which one rank split its tensors otherwise than its peers, or which ranks may have."""
     where = f"call {seq} on {comm_text(comm)}, all_to_all"
     if len(ranks) > 1:
         return f"In {where}, the splits of {ranks_text(sorted(ranks))} do not match: {edge}."

@@ -16,6 +16,7 @@ __all__ = [
     "by_words",
     "call_on",
     "call_text",
+    "call_there",
     "comm_text",
     "have",
     "its",
@@ -98,6 +99,11 @@ def numbered(comm: Communicator | None, seq: int | None, call: Call | None = Non
 def call_on(comm: Communicator, call: Call) -> str:
     """Return ``call 5 on tp:0 of ranks 0-3, all_reduce sum [8]``."""
     return numbered(comm, call.seq, call)
+
+
+def call_there(comm: Communicator, call: Call) -> str:
+    """Return ``all_reduce sum [8] on tp:0 of ranks 0-3``, for calls without a common number."""
+    return f"{call_text(call)} on {comm_text(comm)}"
 
 
 def replay_text(call: Call, *, numbered: bool = True) -> str:

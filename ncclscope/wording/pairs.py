@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ncclscope.model import Call, Communicator, Run
 from ncclscope.wording.names import (
     call_text,
+    call_there,
     comm_text,
-    placed,
     plural,
     rank_text,
     ranks_text,
@@ -25,11 +25,6 @@ OPEN_PAIR = "the records do not show which of the two is wrong"
 ONLY_SHARED = "it is the only rank that all transfers without a match share"
 
 
-def on(comm: Communicator, call: Call) -> str:
-    """Return a call with its communicator, without its number."""
-    return f"{call_text(call)} on {comm_text(comm)}"
-
-
 def pending(rank: int, call: Call) -> str:
     """Say what a rank posted, and how far that came."""
     return f"rank {rank}: {call_text(call)}, {call.state.word}{site_text(call)}"
@@ -40,24 +35,10 @@ def after_others(rank: int, call: Call, before: int, proof: str) -> str:
     return f"{pending(rank, call)}; {plural(before, 'transfer')} before it between the two; {proof}"
 
 
-def posted(rank: int, call: Call) -> str:
-    """Say what a rank posted, and where."""
-    return f"rank {rank}: {placed(call)}"
-
-
 def left_order(
     run: Run, rank: int, place: tuple[int, int], expected: str, now: str, *, skipped: bool
 ) -> str:
-    """Say which rank left the order that its steps had before.
-
-    Args:
-        run: The run.
-        rank: The rank.
-        place: Number of the step, and of the call in it.
-        expected: The call of the steps before.
-        now: The call that the rank posted.
-        skipped: Whether it only left out the other.
-    """
+    """Say which rank left the order that its steps had before."""
     who, (step, number) = sentence(rank_text(run, rank)), place
     if skipped:
         return f"{who} skipped {expected}, in step {step}, and went on with {now}."
@@ -91,7 +72,7 @@ def cycle(ranks: Sequence[int], summary: str, *, collectives: bool) -> str:
 
 def waits_for(rank: int, awaited: int, comm: Communicator, call: Call) -> str:
     """Say for whom a rank waits, and in what."""
-    return f"rank {rank} waits for rank {awaited}, in {on(comm, call)}"
+    return f"rank {rank} waits for rank {awaited}, in {call_there(comm, call)}"
 
 
 def wait_for_it(rank: int, call: Call, number: int) -> str:
@@ -130,9 +111,9 @@ def missing(
     """Say who posted a transfer, as which number from whom to whom, and who not its other half."""
     number, sender, receiver = transfer
     return (
-        f"{sentence(rank_text(run, rank))} posted {on(comm, call)}, transfer {number} from rank "
-        f"{sender} to rank {receiver}, and {rank_text(run, peer)} has posted no {LACKS[call.op]} "
-        f"for it."
+        f"{sentence(rank_text(run, rank))} posted {call_there(comm, call)}, transfer {number} from "
+        f"rank {sender} to rank {receiver}, and {rank_text(run, peer)} has posted no "
+        f"{LACKS[call.op]} for it."
     )
 
 
@@ -171,14 +152,7 @@ def not_received(sender: int, sends: int, receives: int) -> str:
 def misdirected(
     run: Run, diverging: int, comm: Communicator, halves: Sequence[tuple[int, int, Call]]
 ) -> str:
-    """Say which transfers lack their other half because of one rank.
-
-    Args:
-        run: The run.
-        diverging: The rank; where it is first named, it has its whole name.
-        comm: The communicator.
-        halves: Rank, peer and call of each transfer.
-    """
+    """Say which transfers lack their other half because of one rank."""
     texts = []
     for place, (rank, peer, call) in enumerate(halves):
         who, whom = (
@@ -207,7 +181,7 @@ def unfit(
 ) -> str:
     """Say which send and receive are a pair and do not match, with their number."""
     return (
-        f"{sentence(rank_text(run, ends[0]))} posted {on(comm, sent)}, and "
+        f"{sentence(rank_text(run, ends[0]))} posted {call_there(comm, sent)}, and "
         f"{rank_text(run, ends[1])} {call_text(received)}: transfer {number} between them does "
         f"not match."
     )

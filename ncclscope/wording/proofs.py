@@ -16,16 +16,7 @@ def repair(
     of: int,
     rival: tuple[int, int] | None,
 ) -> str:
-    """Say how many waiting ranks go on if some ranks are repaired.
-
-    Args:
-        expected: Ranks that are supposed to behave as their peers expect.
-        changed: Ranks whose calls are repaired.
-        calls: Number of these calls.
-        released: Number of ranks that go on.
-        of: Number of waiting ranks.
-        rival: The one other rank whose repair releases the most, and how many it does.
-    """
+    """Say how many waiting ranks go on if some ranks are repaired."""
     counts = f"{released} of {of} waiting ranks"
     if released == of:
         counts = f"all {plural(of, 'waiting rank')}"

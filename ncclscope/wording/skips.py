@@ -8,6 +8,7 @@ from ncclscope.model import Call, Communicator, Run
 from ncclscope.wording.differences import Contrast, subject
 from ncclscope.wording.names import (
     call_text,
+    call_there,
     comm_text,
     have,
     placed,
@@ -28,7 +29,7 @@ _SHOWN = 6
 
 def on(comm: Communicator, call: Call) -> str:
     """Return a call with its communicator and line, without its number."""
-    return f"{call_text(call)} on {comm_text(comm)}{site_text(call)}"
+    return f"{call_there(comm, call)}{site_text(call)}"
 
 
 def extra(run: Run, one: Contrast, count: int, contrast: str) -> str:
@@ -64,13 +65,7 @@ def too_early(one: Contrast, later: Mapping[int, int]) -> str:
 
 
 def may_be_next(one: Contrast, *, usual: bool, always: bool) -> str:
-    """Say that the peers, who have come no further, may post the call next.
-
-    Args:
-        one: The difference.
-        usual: Whether such a call came next before.
-        always: Whether it did each time, of several.
-    """
+    """Say that peers may post the call next, as they did before, or always did."""
     past = "may post such a call next"
     if usual:
         past = f"posted such a call next {'each time before' if always else 'before'}"
@@ -91,13 +86,7 @@ def other_places(one: Contrast, places: Mapping[int, int]) -> str:
 
 
 def either(one: Contrast, off: int, *, by_habit: bool) -> str:
-    """Say that one side skipped calls or the other posted extra ones.
-
-    Args:
-        one: The difference.
-        off: By how many calls they are apart.
-        by_habit: Whether only what was usual before shows it.
-    """
+    """Say that one side skipped calls or the other posted extra ones."""
     where = comm_text(one.comm)
     how = (
         f"are {plural(off, 'call')} apart on {where} since call {one.seq}, "
@@ -229,16 +218,7 @@ def more_and_fewer(comms: Sequence[Communicator], count: int, missed: Call | Non
 def departed(
     run: Run, ranks: Sequence[int], first: Placed, came: Placed, count: int, *, left_out: bool
 ) -> str:
-    """Say which calls of their rounds ranks left out, or posted once more, and what they came to.
-
-    Args:
-        run: The run.
-        ranks: The ranks; the first of them posted the calls.
-        first: The first of the calls.
-        came: The call after them.
-        count: Number of the calls.
-        left_out: Whether they were left out.
-    """
+    """Say which calls of their rounds ranks left out, or repeated, and what they came to."""
     did = f"posted {plural(count, 'call')} once more"
     opposite = ": it was skipped, or would have come later, in the opposite order"
     if left_out:
@@ -266,7 +246,7 @@ def elsewhere(run: Run, ranks: Sequence[int], now: Placed, usual: Placed) -> str
     """Say that a line posted on another communicator, or to another peer, than in its rounds."""
     return (
         f"{sentence(who_text(run, ranks))} {'' if len(ranks) == 1 else 'each '}posted {on(*now)}; "
-        f"in each round before, that line posted {call_text(usual[1])} on {comm_text(usual[0])}."
+        f"in each round before, that line posted {call_there(*usual)}."
     )
 
 

@@ -9,6 +9,7 @@ from ncclscope.model.transfer import Transfer
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import (
     call_text,
+    call_there,
     comm_text,
     plural,
     ranks_text,
@@ -38,11 +39,6 @@ IN_TIMEOUT = "within its timeout"
 IN_DUMPS = "when the dumps were written"
 NOT_ENTERED = "; no device has entered it"
 LISTED_AS_STARTED = "all dumps were written long after the last call and list it as started"
-
-
-def for_seconds(seconds: float) -> str:
-    """Return ``for 31 s``."""
-    return f"for {seconds:.0f} s"
 
 
 def stayed_alive(who: str, seconds: float) -> str:
@@ -128,7 +124,7 @@ def transfer(
 ) -> str:
     """Say which send and receive do not complete."""
     return (
-        f"Rank {rank} has posted {call_text(call)} on {comm_text(comm)}, rank {other} the receive "
+        f"Rank {rank} has posted {call_there(comm, call)}, rank {other} the receive "
         f"for it, and neither has completed for {seconds:.0f} s: {why}."
     )
 
@@ -157,17 +153,7 @@ def crossed(comm: Communicator, seq: int, before: Sequence[int], after: Sequence
 def request(
     end: Transfer, name: str, more: int, seconds: float, missing: str, *, over: bool, latent: bool
 ) -> str:
-    """Say which request waits for KV blocks, or waited for them, and what is missing.
-
-    Args:
-        end: The end of the transfer that the request is at.
-        name: The engine.
-        more: How many more requests are in the same state.
-        seconds: How long it has waited.
-        missing: What is missing.
-        over: Whether the end has ended, and the request with it.
-        latent: Whether what is missing explains no wait.
-    """
+    """Say which request of an engine, and how many more, wait or waited for KV blocks, and why."""
     likewise = f" ({plural(more, 'more request')} likewise)" if more else ""
     what = f"Request {printable(end.request or end.id)} of {name}{likewise}"
     did = f" has waited {seconds:.0f} s for"

@@ -106,15 +106,7 @@ def _timed_after(wait: Waiting) -> str:
 def nobody_missing(
     wait: Waiting, error: str, rest: Iterable[str], went_on: Sequence[int], *, are_all: bool
 ) -> str:
-    """Say who waits, or failed, where no record shows for whom, or why.
-
-    Args:
-        wait: Who waits.
-        error: How they failed, after their names; empty if they wait.
-        rest: What others do.
-        went_on: Who came through.
-        are_all: Whether all ranks wait.
-    """
+    """Say who waits, or failed, where no record shows for whom, or why."""
     did, why = f"{wait.verb} in {wait.text} for {wait.seconds:.0f} s", "for whom"
     if error:
         did, why = error, "why"

@@ -225,7 +225,6 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         odd_is="call",
         peers=first if shown is None else shown,
         confidence="likely",
-        role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(
@@ -254,7 +253,6 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
         odd_is="call",
         peers=None if is_transfer else _first_posted(case, one, ranks),
         confidence="likely",
-        role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(say.kept_to_rounds(one.rank),),

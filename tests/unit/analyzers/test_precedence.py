@@ -50,7 +50,6 @@ class RepeatedCall:
                     case,
                     difference,
                     kind="NAME",
-                    analyzer=self.name,
                     summary=(
                         f"{subject(case.run, difference)} posted call {difference.seq - 1} on "
                         f"{comm_text(difference.comm)} again, with another reduction."

@@ -21,6 +21,7 @@ from ncclscope.engine.waits.transfers import (
 )
 from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
 from ncclscope.wording import pairs as say
 from ncclscope.wording.names import call_there, placed
@@ -134,7 +135,7 @@ class P2pMismatch:
         if len(cycle) < 3:
             return replace(finding, evidence=evidence)
         ranks = tuple(sorted(rank for rank, _ in cycle))
-        collectives = any(call.op not in say.DOES for _, call in cycle)
+        collectives = any(call.op not in P2P_OPS for _, call in cycle)
         return replace(
             finding,
             summary=say.cycle(ranks, finding.summary, collectives=collectives),

@@ -149,6 +149,11 @@ class Call:
     root_rank: int | None = field(default=None, compare=False)
 
     @property
+    def line(self) -> tuple[str | None, str | None]:
+        """The site and the user's site, which together tell apart the statements of a program."""
+        return self.site, self.user_site
+
+    @property
     def global_root(self) -> int | None:
         """Global rank of the root; None where there is none."""
         return self.root if self.root_rank is None else self.root_rank

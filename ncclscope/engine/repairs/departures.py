@@ -61,7 +61,7 @@ class Departure:
         """What ranks have in common that depart in the same way, each in groups of its own."""
         edited = self.left_out or self.extra
         way = bool(self.left_out), bool(self.extra)
-        return *way, *((one.op, one.site, one.user_site) for one in edited)
+        return *way, *((one.op, one.line) for one in edited)
 
 
 def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
@@ -192,7 +192,7 @@ def _replaced_at(keys: Sequence[Hashable], place: int) -> int | None:
 
 def _differ_in_target(expected: Call, posted: Call) -> bool:
     """Return whether two calls of one line differ in their communicator or peer, and only there."""
-    lines = [(one.op, one.dtype, one.site, one.user_site) for one in (expected, posted)]
+    lines = [(one.op, one.dtype, one.line) for one in (expected, posted)]
     targets = [(one.comm, one.peer) for one in (expected, posted)]
     return lines[0] == lines[1] and targets[0] != targets[1] and expected.site is not None
 
@@ -225,7 +225,7 @@ def _key(call: Call) -> tuple[object, ...]:
     if call.op in P2P_OPS:
         return call.comm, call.op, call.dtype, call.peer
     op = EVEN.get(call.op, call.op)
-    return call.comm, op, call.dtype, call.redop, call.root, call.site, call.user_site
+    return call.comm, op, call.dtype, call.redop, call.root, call.line
 
 
 def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:

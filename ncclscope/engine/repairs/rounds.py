@@ -244,13 +244,11 @@ def may_have_left_out(peer: CallLog, seq: int, call: Call) -> bool:
         call: What the diverging rank posted as ``seq``.
     """
     past = peer.span(max(peer.first, seq - PAST), seq)
-    lines = [(one.site, one.user_site) for one in past]
-    here = peer.call(seq)
-    line = here.site, here.user_site
+    lines, line = [one.line for one in past], peer.call(seq).line
     if line not in lines:
         return True
     last = len(lines) - 1 - lines[::-1].index(line)
-    return (call.site, call.user_site) not in lines and may_follow(call, past[last:])
+    return call.line not in lines and may_follow(call, past[last:])
 
 
 def periods(history: Sequence[object]) -> Iterator[int]:
@@ -323,7 +321,7 @@ def _statements(calls: Sequence[Call]) -> int:
     """Return how many statements post some calls, each of which posts different ones in a row."""
     found, place, own = 0, None, set[Key]()
     for call in calls:
-        line, what = (call.site, call.user_site), (call.op, call.dtype, call.redop, call.root)
+        line, what = call.line, (call.op, call.dtype, call.redop, call.root)
         if line != place or line == (None, None) or what in own:
             found, own = found + 1, set()
         place = line
@@ -348,7 +346,7 @@ def _distance_back(history: list[Key], calls: list[Key]) -> int:
 
 def _shares_line(loop: Sequence[Call], call: Call) -> bool:
     """Return whether several calls of a loop have the line of a call, as those of a helper do."""
-    return sum((one.site, one.user_site) == (call.site, call.user_site) for one in loop) > 1
+    return sum(one.line == call.line for one in loop) > 1
 
 
 def may_follow(call: Call, loop: Sequence[Call]) -> bool:
@@ -375,7 +373,7 @@ def place_of(site: str | None) -> tuple[str, str, int] | None:
 
 
 def _exactly(call: Call) -> Key:
-    return call.signature, call.site, call.user_site
+    return call.signature, *call.line
 
 
 def _by_line(call: Call) -> Key:

@@ -114,14 +114,14 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
         if past[start:after] == stretch and own in past[after:here]:
             place = past.index(own, after)
             counts.append(place - after + 1)
-            sites.add((calls[place].site, calls[place].user_site))
+            sites.add(calls[place].line)
     same = len(set(counts)) == 1
-    return counts[0] if same and (odd.site, odd.user_site) in sites else 0
+    return counts[0] if same and odd.line in sites else 0
 
 
-def known_by(call: Call, by_line: bool) -> Hashable:
+def known_by(call: Call, by_line: bool = True) -> Hashable:
     """Return what calls of other sizes have in common, with their lines or without."""
-    return (habit_of(call), call.site, call.user_site) if by_line else habit_of(call)
+    return (habit_of(call), call.line) if by_line else habit_of(call)
 
 
 def usual_next(log: CallLog, seq: int) -> tuple[Habit, str | None] | None:
@@ -194,9 +194,9 @@ def came_from_there(log: CallLog, seq: int, call: Call) -> bool:
         call: The call of another rank.
     """
     past = log.span(max(log.first, seq - PAST), seq)
-    lines = {(one.site, one.user_site) for one in past if habit_of(one) == habit_of(call)}
+    lines = {one.line for one in past if habit_of(one) == habit_of(call)}
     known = {line for line in lines if line[0] is not None}
-    return call.site is None or known != lines or (call.site, call.user_site) in known
+    return call.site is None or known != lines or call.line in known
 
 
 def are_variants(one: Call, other: Call) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ncclscope.engine.sequences.habit import PAST, habit_of
+from ncclscope.engine.sequences.habit import PAST, known_by
 from ncclscope.engine.sequences.swaps import Swap
 from ncclscope.model import Call
 from ncclscope.model.log import CallLog
@@ -19,8 +19,6 @@ from ncclscope.model.log import CallLog
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
     from ncclscope.engine.sequences.difference import Difference
-
-Line = tuple[object, ...]
 
 
 def find_strayed(
@@ -88,7 +86,10 @@ def _strayed(
             for member, each in records.logs(other).items()
             if member != rank and each.first <= number <= each.calls
         }
-        if not posted or {_line(one) for one in posted.values()} != {_line(call)}:
+        if not posted or any(
+            (known_by(one), one.shape, one.numel) != (known_by(call), call.shape, call.numel)
+            for one in posted.values()
+        ):
             continue
         usual = _is_usual(own, number, call)
         decided = key in by_comm and by_comm[key].odd == (rank,)
@@ -123,13 +124,4 @@ def _is_usual(log: CallLog, seq: int, call: Call) -> bool:
     Calls after it count as well, except for itself.
     """
     near = log.span(max(log.first, seq - PAST), min(log.calls + 1, seq + PAST))
-    return any(_place(one) == _place(call) for one in near if one.seq != seq)
-
-
-def _line(call: Call) -> Line:
-    """Return what a call shows of itself, apart from its communicator."""
-    return *_place(call), call.shape, call.numel
-
-
-def _place(call: Call) -> Line:
-    return habit_of(call), call.site, call.user_site
+    return any(known_by(one) == known_by(call) for one in near if one.seq != seq)

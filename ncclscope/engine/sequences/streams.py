@@ -116,10 +116,9 @@ def _stream(rank: Rank) -> list[Call]:
 
 def _key(run: Run, call: Call) -> Key:
     """Return what a call has in common with those of other rounds and of other ranks."""
-    place = call.site, call.user_site
     if call.op in P2P_OPS:
-        return "", None, place  # one side sends where the other one receives
-    return run.communicators[call.comm].kind, habit_of(call), place
+        return "", None, call.line  # one side sends where the other one receives
+    return run.communicators[call.comm].kind, habit_of(call), call.line
 
 
 def _common_start(own: Sequence[Call], theirs: Sequence[Call]) -> tuple[int, int] | None:

@@ -94,7 +94,7 @@ def _swaps_of(records: Records, rank: Rank, own: Sequence[Difference]) -> Iterat
                 continue
             fewer = by_comm.get(key)
             count = -fewer.surplus if fewer is not None else _behind(records.run, rank, key)
-            if fewer is not None and fewer.inferred and _usual_on(rank, key, more.odd_call):
+            if fewer is not None and fewer.inferred and _posted_on(rank.logs[key], more.odd_call):
                 # The number of missing calls was inferred from calls elsewhere, which the swap
                 # shifts.
                 count = -(_lead(records, rank, key) or 0)
@@ -139,12 +139,10 @@ def _exchanged(rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
                 )
 
 
-def _usual_on(rank: Rank, key: str, call: Call) -> bool:
-    """Return whether a rank also posts calls like this on another communicator."""
-    log = rank.logs[key]
-    return any(
-        _alike(call, own) for own in log.span(max(log.first, log.calls - PAST), log.calls + 1)
-    )
+def _posted_on(log: CallLog, call: Call, *, by_line: bool = False) -> int:
+    """Return how often a rank lately posted calls like one, perhaps from its line, on a log."""
+    near = log.span(max(log.first, log.calls - PAST), log.calls + 1)
+    return sum(_alike(one, call) and (not by_line or one.line == call.line) for one in near)
 
 
 def _is_of_line_on(rank: Rank, more: Difference, key: str) -> bool:
@@ -155,16 +153,10 @@ def _is_of_line_on(rank: Rank, more: Difference, key: str) -> bool:
         more: The extra call.
         key: The other communicator.
     """
-    posted = more.odd_call
-    if posted.site is None:
-        return False
-
-    def count(log: CallLog) -> int:
-        near = log.span(max(log.first, log.calls - PAST), log.calls + 1)
-        lines = [(one.site, one.user_site) for one in near if _alike(one, posted)]
-        return lines.count((posted.site, posted.user_site))
-
-    return count(rank.logs[key]) > 1 and count(rank.logs[more.comm.key]) == 1
+    counts = [
+        _posted_on(rank.logs[one], more.odd_call, by_line=True) for one in (key, more.comm.key)
+    ]
+    return more.odd_call.site is not None and counts[0] > 1 and counts[1] == 1
 
 
 def _alike(one: Call, other: Call) -> bool:

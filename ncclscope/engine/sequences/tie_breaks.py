@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 from ncclscope.engine.sequences.habit import (
     PAST,
-    Habit,
     expected_next,
     follows,
     habit_of,
     in_step,
     is_due,
+    known_by,
 )
 from ncclscope.engine.sequences.step_rhythm import broke_rhythm
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
     from ncclscope.engine.sequences.align import Divergence
-    from ncclscope.model import Call
     from ncclscope.model.log import CallLog
 
 
@@ -90,9 +89,9 @@ def broke_pattern(records: Records, divergence: Divergence) -> bool:
     if len(divergence.groups) != 2 or divergence.absent:
         return False
     logs = [records.logs(divergence.comm.key)[group[0]] for group in divergence.groups]
-    broke, kept = (_step(log.call(divergence.seq)) for log in logs)
+    broke, kept = (known_by(log.call(divergence.seq)) for log in logs)
     start = max(divergence.seq - PAST, *(log.first for log in logs))
-    pasts = [[_step(call) for call in log.span(start, divergence.seq)] for log in logs]
+    pasts = [[known_by(call) for call in log.span(start, divergence.seq)] for log in logs]
     return pasts[0] == pasts[1] and expected_next(pasts[0], broke, kept) == kept
 
 
@@ -109,15 +108,11 @@ def is_new_to_all(records: Records, divergence: Divergence, odd: tuple[int, ...]
     seq = divergence.seq
     if not own.first <= seq <= own.calls or not common.first <= seq <= common.calls:
         return False
-    call, new = own.call(seq), _step(common.call(seq))
+    call, new = own.call(seq), known_by(common.call(seq))
     if not is_due(own, call):
         return False
     past = own.span(max(own.first, seq - PAST), seq)
-    return all(_step(one) != new for one in past)
-
-
-def _step(call: Call) -> tuple[Habit, str | None, str | None]:
-    return habit_of(call), call.site, call.user_site
+    return all(known_by(one) != new for one in past)
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

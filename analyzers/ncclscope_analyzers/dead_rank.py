@@ -21,7 +21,7 @@ from ncclscope.engine.waits.endings import (
 from ncclscope.engine.waits.minority import take_sides
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Communicator, Fact, Finding, Rank
-from ncclscope.wording import dead_ranks as say
+from ncclscope.wording import ends as say
 from ncclscope.wording.ends import End, Ending
 from ncclscope.wording.not_joined import no_record, not_posted, only_completed, posted, wait_for
 

@@ -23,7 +23,7 @@ from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
-from ncclscope.wording import pairs as say
+from ncclscope.wording import p2p as say
 from ncclscope.wording.names import call_there, placed
 
 Cycle = Sequence[tuple[int, Call]]

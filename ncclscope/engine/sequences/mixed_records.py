@@ -18,7 +18,7 @@ from ncclscope.model import Call, DamagedCall, Run
 from ncclscope.model.memory import Tail, chained_hashes
 from ncclscope.model.signature import BASE
 from ncclscope.model.windows import PlacedLog
-from ncclscope.wording import unseen as say
+from ncclscope.wording import notes as say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

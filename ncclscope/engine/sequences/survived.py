@@ -36,7 +36,7 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail
 from ncclscope.model.windows import best_shift
-from ncclscope.wording import unseen as say
+from ncclscope.wording import notes as say
 
 WINDOW = 4096
 """Calls at the end of a log, and after a difference, that are compared again."""

@@ -250,6 +250,17 @@ def elsewhere(run: Run, ranks: Sequence[int], now: Placed, usual: Placed) -> str
     )
 
 
+OTHERWISE_EARLY = "a call too many, or calls left out, would fit as well"
+
+
+def before_its_turn(run: Run, ranks: Sequence[int], early: Placed, first: Placed) -> str:
+    """Say that ranks posted a call before one that came first in each of their rounds."""
+    return (
+        f"{sentence(who_text(run, ranks))} {'' if len(ranks) == 1 else 'each '}posted {on(*early)} "
+        f"before {call_there(*first)}; in each round before, it came after it."
+    )
+
+
 def kept_to_rounds(rank: int) -> str:
     """Say that a rank did the usual up to where it departed."""
     return f"rank {rank} kept to its rounds up to there"

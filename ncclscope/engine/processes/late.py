@@ -223,6 +223,8 @@ def share_of_core(case: Case, number: int) -> float | None:
     rank = case.run.by_rank.get(number)
     if rank is None or number in case.waits.pending_calls or rank.details.get("stopped"):
         return None
+    if rank.details.get("ended_with"):
+        return None  # an exception ended its program: it is being taken down
     snapshot = case.run.snapshot
     motion = None if snapshot is None else read_motions(snapshot).get(number)
     if motion is not None and motion.condition in ("moving", "still"):

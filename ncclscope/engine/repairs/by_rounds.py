@@ -133,6 +133,8 @@ def _is_kept(
     if departed := [one for rank, one in found.items() if rank in ranks]:
         if finding.odd is None:
             return False  # it names no call of the rank, and a departure does
+        if all(one.is_early for one in departed):
+            return False
         more = all(len(one.left_out) > max(1, finding.extent) for one in departed)
         if finding.kind == "extra_call":
             # A call too many explains as much, unless an exception explains those left out.
@@ -206,6 +208,8 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
     one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
     if one.is_replaced:
         return _replaced(case, departed, instead_of)
+    if one.is_early:
+        return _early(case, departed, instead_of)
     edited, left_out, kind = one.left_out or one.extra, bool(one.left_out), "extra_call"
     if left_out:
         kind = instead_of.kind if instead_of.kind in _OPEN else "missing_call"
@@ -257,6 +261,31 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
         evidence=instead_of.evidence,
         inferred=(say.kept_to_rounds(one.rank),),
         extent=1,
+        hangs=instead_of.hangs,
+    )
+
+
+def _early(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Finding:
+    """Return a finding about ranks that posted a call before another one, and always after it."""
+    one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
+    first, posted = one.left_out[0], one.call
+    there, here = _comms(case, first, posted)
+    shown = _first_posted(case, one, ranks)
+    return Finding(
+        kind="order_cycle",
+        summary=say.before_its_turn(case.run, ranks, (here, posted), (there, first)),
+        comm=there,
+        seq=None if shown is None else shown.seq,
+        diverging_ranks=ranks,
+        odd=posted,
+        odd_is="call",
+        peers=first if shown is None else shown,
+        confidence="likely",
+        role="cause",
+        analyzer="accounting",
+        evidence=instead_of.evidence,
+        inferred=(say.OTHERWISE_EARLY,),
+        extent=len(one.left_out),
         hangs=instead_of.hangs,
     )
 

@@ -37,19 +37,22 @@ class Departure:
     """Where a rank departs from its rounds.
 
     Where it posted one call of the round on another communicator, or to another peer, the expected
-    call is left out and the other one is extra.
+    call is left out and the other one is extra. Where it posted one before its turn, from a line of
+    its own, those that come before it are left out so far.
 
     Attributes:
         rank: Global rank.
         call: The first call that it posted instead of the expected one.
         left_out: Calls of the round before that it did not post again, in order.
         extra: Calls that it posted once more, in order.
+        is_early: Whether its call comes in the round behind those left out, from another line.
     """
 
     rank: int
     call: Call
     left_out: tuple[Call, ...] = ()
     extra: tuple[Call, ...] = ()
+    is_early: bool = False
 
     @property
     def is_replaced(self) -> bool:
@@ -176,7 +179,24 @@ def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
             calls[expected], calls[place]
         ):
             return Departure(number, calls[place], (calls[expected],), (calls[place],))
+        if (early := _early_at(calls, keys, place)) is not None:
+            return Departure(number, calls[place], tuple(early), is_early=True)
     return None
+
+
+def _early_at(calls: Sequence[Call], keys: Sequence[Hashable], place: int) -> list[Call] | None:
+    """Return the calls of a round that come before one that a rank posted from a line of its own.
+
+    None where the round has no such call on that communicator, or calls on it that come before.
+    """
+    length, equal = _round(keys, place)
+    if not _is_rhythm(keys, place, length, equal) or keys[place] in keys[:place]:
+        return None
+    posted, loop = calls[place], calls[place - length : place]
+    same = [n for n, one in enumerate(loop) if one.comm == posted.comm]
+    if not same or not same[0] or loop[same[0]].signature != posted.signature:
+        return None
+    return [*loop[: same[0]]]
 
 
 def _replaced_at(keys: Sequence[Hashable], place: int) -> int | None:

@@ -14,14 +14,11 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.repairs.proof import play, repair_of
 from ncclscope.engine.repairs.repair import MOST_RANKS
-from ncclscope.engine.repairs.rounds import distances, left_out, may_follow, place_of
+from ncclscope.engine.repairs.rounds import distances, is_behind_the_loop, left_out, place_of
 from ncclscope.engine.sequences.align import side_by_side
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.waits.graph import wait_graph
-
-LOOP = 64
-"""Calls of a rank before a difference whose lines are taken for those of the loop."""
 
 
 def retold(case: Case, differences: Sequence[Difference]) -> list[Difference]:
@@ -97,7 +94,11 @@ def _others(case: Case, difference: Difference) -> list[Difference]:
     odd = max((logs[one] for one in difference.odd), key=lambda log: log.calls)
     peer = max((logs[one] for one in difference.peers), key=lambda log: log.calls)
     rounds = left_out(odd, peer, difference.seq)
-    if rounds is not None and rounds.left and not _is_behind_the_loop(case, difference):
+    if (
+        rounds is not None
+        and rounds.left
+        and not is_behind_the_loop(case.run.by_rank[difference.odd[0]], difference.odd_call)
+    ):
         rounds = None
     back, forward = distances(odd, peer, difference.seq)
     extra = Edit(0, difference.first.inserted, 0, 0, 0)
@@ -119,16 +120,3 @@ def _others(case: Case, difference: Difference) -> list[Difference]:
             )
         )
     return found
-
-
-def _is_behind_the_loop(case: Case, difference: Difference) -> bool:
-    """Return whether a call comes after what its rank posted in a loop on all communicators."""
-    rank = case.run.by_rank[difference.odd[0]]
-    posted = difference.odd_call
-    loop = [
-        call
-        for log in rank.logs.values()
-        for call in log.span(max(log.first, log.calls - LOOP), log.calls + 1)
-        if 0 < posted.position - call.position <= LOOP
-    ]
-    return bool(loop) and may_follow(posted, loop)

@@ -12,10 +12,11 @@ them: only that there is one fewer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ncclscope.model import Call
+from ncclscope.model import Call, Rank
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS
 
@@ -23,6 +24,8 @@ PAST = 2048
 """Calls before a difference that are searched for rounds."""
 EVEN = {"all_gatherv": "all_gather", "reduce_scatterv": "reduce_scatter"}
 """Operations that a library posts instead of another where the members' sizes differ."""
+LOOP = 64
+"""Calls of a rank before a difference whose lines are taken for those of the loop."""
 _AHEAD = 256
 """Calls from the difference on that are compared."""
 
@@ -97,14 +100,14 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                     return LeftOut(skipped, 1 + equal, False, again, count)
             known = any(mine[0] == key[shown] for key in history)
             if not known and may_follow(own[0], past[-length:]):
-                return _left(history, predicted, length)
+                return _left(history, ahead, length)
         before = _shared_before(history, mine[0], shown)
         for length in periods(history):
             if length > before:
                 break
             predicted = _continued(history, ahead, length)
             if predicted is not None:
-                return replace(_left(history, predicted, length), usual=True)
+                return replace(_left(history, ahead, length), usual=True)
     return None
 
 
@@ -271,10 +274,13 @@ def _continued(history: list[Key], ahead: list[Key], length: int) -> list[Key] |
     return ahead if ahead[:length] == predicted[:length] else None
 
 
-def _left(history: list[Key], predicted: list[Key], length: int) -> LeftOut:
-    """Return the rest of a round, and the rounds before it, after which a rank left the loop."""
-    missing = length - _offset(history, length)
-    return LeftOut(missing, 1 + _equal_before(history, predicted[:missing]), left=True)
+def _left(history: list[Key], ahead: list[Key], length: int) -> LeftOut:
+    """Return the rest of a round, or the rounds that the peers posted since a rank left the loop."""
+    following = [*itertools.islice(itertools.cycle(history[-length:]), len(ahead))]
+    in_loop = next((n for n, key in enumerate(ahead) if key != following[n]), len(ahead))
+    missing = max(length - _offset(history, length), in_loop)
+    following = [*itertools.islice(itertools.cycle(history[-length:]), missing)]
+    return LeftOut(missing, 1 + _equal_before(history, following), left=True)
 
 
 def _shared_before(history: list[Key], call: Key, shown: slice) -> int:
@@ -363,6 +369,22 @@ def may_follow(call: Call, loop: Sequence[Call]) -> bool:
     if lines:
         return place[2] > max(lines)
     return call.op in BARRIERS and call.user_site is None
+
+
+def is_behind_the_loop(rank: Rank, posted: Call) -> bool:
+    """Return whether a call comes after what its rank posted in a loop on all communicators.
+
+    Args:
+        rank: The rank.
+        posted: Its call.
+    """
+    loop = [
+        call
+        for log in rank.logs.values()
+        for call in log.span(max(log.first, log.calls - LOOP), log.calls + 1)
+        if 0 < posted.position - call.position <= LOOP
+    ]
+    return bool(loop) and may_follow(posted, loop)
 
 
 def place_of(site: str | None) -> tuple[str, str, int] | None:

@@ -9,6 +9,7 @@ from ncclscope.engine.repairs.rounds import (
     LeftOut,
     equal_rounds,
     expected,
+    is_behind_the_loop,
     left_out,
     round_shift,
     went_a_known_way,
@@ -126,18 +127,21 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
         return EditExplanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
     if len(found) == 1 and found[0][:4] == (0, 1, 0, 0) and is_resized(odd[1], peer[1], seq):
         return EditExplanation([ONE_FOR_ANOTHER], other=found[0])
-    if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
+    first = found[0]
+    if not whole and len(found) == 1 and first.inserted and first.deleted and not first.matched:
         # All ranks stopped here. The diverging rank may have posted its peers' next call.
-        posted = odd[1].call(seq)
-        if (rounds := left_out(odd[1], peer[1], seq)) is not None:
+        posted, alone = odd[1].call(seq), first == ONE_FOR_ANOTHER
+        rounds = left_out(odd[1], peer[1], seq)
+        if rounds is not None and (alone or rounds.left):
             missing = Edit(0, 0, 0, rounds.calls, 0)
-            # A call that is new may be another branch of the loop.
-            if rounds.left and not rounds.usual and posted.op not in BARRIERS:
+            # A call that is new may be another branch of the loop, too.
+            is_new = rounds.left and not rounds.usual and posted.op not in BARRIERS
+            if is_new and not is_behind_the_loop(odd[0], posted):
                 return EditExplanation(found, other=missing)
             if rounds.rather_repeated:
                 return EditExplanation([Edit(0, 1, 0, 0, 0)], other=missing)
-            return EditExplanation([missing], rounds=rounds)
-        if not came_from_there(peer[1], seq, posted):
+            return EditExplanation([missing], other=first if is_new else None, rounds=rounds)
+        if not alone or not came_from_there(peer[1], seq, posted):
             return EditExplanation(found)
         if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):
             return EditExplanation([Edit(0, 0, 0, 1, 0)])

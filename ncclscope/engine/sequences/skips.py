@@ -108,7 +108,9 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
     found = shifted(stops)
     if found is not None and not alone:
         same = (found.deleted, found.inserted) == (first.deleted, first.inserted)
-        found = found if same else None
+        has_left = difference.rounds is not None and difference.rounds.left
+        fewer = has_left and not found.inserted and found.deleted < first.deleted
+        found = found if same or fewer else None
     if found is None and len(difference.edits) == 1:
         # All ranks stopped here. Extra calls may equal those that should have come instead.
         extra = shifted((odd.calls + 1, peer.calls + 1))

@@ -53,6 +53,44 @@ def test_ranks_without_a_dummy_batch_are_named_though_each_group_has_two(
     assert found.proof["releases"] == found.proof["of"] == 4
 
 
+def test_a_call_before_its_turn_from_another_line_is_in_the_opposite_order(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 1 uses its two groups in the opposite order, in a branch of its own."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        cluster.post(range(4), "gradients", site="train.py:21 main")
+        cluster.post(range(4), "buffers", "all_gather", site="train.py:23 main")
+    cluster.post([0, 2, 3], "gradients", site="train.py:21 main", done=False)
+    cluster.post([1], "buffers", "all_gather", site="train.py:16 main", done=False)
+
+    assert causes(cluster) == [("order_cycle", (1,), "likely")]
+    found = cluster.verdict().cause
+    assert found is not None
+    assert found.odd is not None
+    assert found.odd.site == "train.py:16 main"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_early_left_out_the_calls_of_its_peers(
+    cluster_of: ClusterOf, rank: int
+) -> None:
+    """The broadcast behind the loop comes from below it; a root goes on to the barrier."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        for _ in range(2):
+            cluster.post(range(4), "world", site="train.py:22 main")
+        cluster.post(range(4), "world", shape=(8,), site="train.py:11 evaluate")
+    others = [one for one in range(4) if one != rank]
+    for _ in range(2):
+        cluster.post(others, "world", site="train.py:22 main", done=False)
+    cluster.post([rank], "world", "broadcast", root=0, site="train.py:25 main", done=False)
+    if rank == 0:
+        cluster.post([rank], "world", "barrier", site="train.py:27 main", done=False)
+
+    assert causes(cluster) == [("missing_call", (rank,), "likely")]
+
+
 def layers(cluster: Cluster, ranks: Sequence[int], count: int = 3, *, done: bool = True) -> None:
     for _ in range(count):
         post(cluster, ranks, PAIRS, LAYER, done=done)
@@ -206,7 +244,10 @@ def test_ranks_that_did_the_same_on_sister_groups_are_one_cause(cluster_of: Clus
 
 
 def test_a_majority_with_a_new_call_is_outweighed_by_sister_groups(cluster_of: ClusterOf) -> None:
-    """Ranks 1 and 3 of three broadcast; rank 5 and the other group reduce, as all did before."""
+    """Ranks 1 and 3 of three broadcast; rank 5 and the other group reduce, as all did before.
+
+    The broadcast comes from a line behind those of the loop: they have left it.
+    """
     cluster = cluster_of(6)
     even, uneven = (0, 2, 4), (1, 3, 5)
     for _ in range(3):
@@ -218,7 +259,7 @@ def test_a_majority_with_a_new_call_is_outweighed_by_sister_groups(cluster_of: C
         [1, 3], "dp:1", "broadcast", root=1, members=uneven, site="train.py:15 step", done=False
     )
 
-    assert causes(cluster) == [("op_mismatch", (1, 3), "likely")]
+    assert causes(cluster) == [("missing_call", (1, 3), "likely")]
 
 
 def test_rounds_of_changing_length_are_no_evidence(cluster_of: ClusterOf) -> None:

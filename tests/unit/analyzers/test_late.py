@@ -67,6 +67,16 @@ def test_a_rank_that_is_blocked_is_not_late(cluster_of: ClusterOf) -> None:
     assert named(cluster.verdict())[:3] == ("hung", "not_joined", (2,))
 
 
+def test_a_rank_that_an_exception_ended_is_not_late(cluster_of: ClusterOf) -> None:
+    """Its process is at work for a while, as it is taken down."""
+    cluster = cluster_of(4)
+    wait_for(cluster, 2)
+    works(cluster, 2, 55.0)
+    cluster.tracers[2].describe(ended_with="ValueError: loss is not finite")
+
+    assert named(cluster.verdict())[:3] == ("hung", "dead_rank", (2,))
+
+
 def test_without_a_record_of_its_cpu_time_a_rank_is_not_late(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     wait_for(cluster, 2)

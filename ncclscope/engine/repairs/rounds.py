@@ -275,7 +275,7 @@ def _continued(history: list[Key], ahead: list[Key], length: int) -> list[Key] |
 
 
 def _left(history: list[Key], ahead: list[Key], length: int) -> LeftOut:
-    """Return the rest of a round, or the rounds that the peers posted since a rank left the loop."""
+    """Return the rest of a round, or what the peers posted in the loop that a rank left."""
     following = [*itertools.islice(itertools.cycle(history[-length:]), len(ahead))]
     in_loop = next((n for n, key in enumerate(ahead) if key != following[n]), len(ahead))
     missing = max(length - _offset(history, length), in_loop)

@@ -15,6 +15,7 @@ from ncclscope.engine.repairs.by_rounds import decided_by_rounds
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import prove
 from ncclscope.engine.repairs.repair import MOST_RANKS
+from ncclscope.engine.repairs.unmade import with_unmade_groups
 from ncclscope.engine.sequences.streams import Repeated, repeated
 from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
@@ -49,7 +50,8 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = list(findings)
     else:
         found = _accounted(case, graph, _without_redundant(graph, findings))
-    return _beside_others(_joined(_proved(case, graph, decided_by_rounds(case, graph, found))))
+    proved = _proved(case, graph, decided_by_rounds(case, graph, found))
+    return _beside_others(_joined(with_unmade_groups(case, proved)))
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:

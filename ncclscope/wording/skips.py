@@ -261,6 +261,17 @@ def before_its_turn(run: Run, ranks: Sequence[int], early: Placed, first: Placed
     )
 
 
+def did_not_make(
+    run: Run, ranks: Sequence[int], made: Placed, group: Communicator, waiting: Sequence[int]
+) -> str:
+    """Say that ranks left out the creation of a group in which others wait."""
+    return (
+        f"{sentence(who_text(run, ranks))} did not make {comm_text(group)}, in which "
+        f"{ranks_text(waiting)} {verb(waiting, 'wait')}: call {made[1].seq} was left out, "
+        f"{on(*made)}."
+    )
+
+
 def kept_to_rounds(rank: int) -> str:
     """Say that a rank did the usual up to where it departed."""
     return f"rank {rank} kept to its rounds up to there"

@@ -86,6 +86,22 @@ def test_a_communicator_that_is_lacking_since_groups_were_mixed_says_so(cluster:
     )
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_group_that_a_rank_did_not_make_is_what_it_left_out(cluster: Cluster, rank: int) -> None:
+    """Its peers wait in the group's first call; it has come round to the next call of all."""
+    others = [one for one in ALL if one != rank]
+    create(cluster, others, ALL)
+    cluster.post(others, "pg1", members=ALL, shape=(4,), done=False)
+    cluster.post([rank], "world", shape=(99,), done=False)
+
+    verdict = cluster.verdict()
+
+    assert answer(verdict) == ("missing_call", (rank,), "likely")
+    assert verdict.cause is not None
+    assert verdict.cause.peers is not None
+    assert (verdict.cause.peers.op, verdict.cause.seq) == ("new_group", 1)
+
+
 def test_another_backend_is_another_group(cluster: Cluster) -> None:
     create(cluster, [0, 1, 2], OWN, gloo="nccl", done=False)
     create(cluster, [3], OWN, done=False)

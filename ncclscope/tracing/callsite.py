@@ -43,6 +43,8 @@ _delivered: dict[str, bool] = {}
 """By folder, whether metadata of installed packages lies in it."""
 _MOST_FOLDERS = 256
 
+_COMPILED = "__compiled_fn_"
+"""Begins the names of graphs that functions compiled by torch call; they have no lines."""
 _LIMIT = 20_000
 """Most entries of these tables, as programs can create code at run time."""
 _DEPTH = 32
@@ -169,6 +171,8 @@ def _classify(code: CodeType) -> int:
     if known is not None:
         return known
     role = _role(code.co_filename)
+    if not role and any(name.startswith(_COMPILED) for name in code.co_names):
+        role = INSTALLED  # torch.compile wrote it: the program's line is that of its caller
     if len(_codes) < _LIMIT:
         _codes[id(code)] = code
         plumbing[id(code)] = role

@@ -54,6 +54,17 @@ def test_file_line_and_function() -> None:
     assert site == f"test_callsite.py:{line_of('# marked')} test_file_line_and_function"
 
 
+def test_a_function_that_torch_compiled_has_the_line_of_its_caller() -> None:
+    """Its code, which torch wrote, calls a graph and has no lines but that of the definition."""
+    namespace = {"__compiled_fn_1": places}
+    exec(compile("def step():\n return __compiled_fn_1()", __file__, "exec"), namespace)
+    found = namespace["step"]()  # the caller
+    assert found.site is not None
+    assert found.site.endswith(" step")
+    assert found.user is not None
+    assert f":{line_of('# the caller')} test_a_function_that_torch" in found.user
+
+
 def test_lines_of_one_function_are_distinguished() -> None:
     one, other = here(), here()
     assert one == other  # on one line

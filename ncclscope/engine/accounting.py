@@ -60,16 +60,12 @@ def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
     It may wait for a rank of that one, in what is not known to have completed.
     """
     causes = [one for one in findings if one.role == "cause"]
-    found: list[Finding] = []
+    found = []
     for one in findings:
         named = {rank for each in causes if each is not one for rank in each.diverging_ranks}
-        others = sorted(named.difference(one.diverging_ranks))
+        others = named.difference(one.diverging_ranks)
         sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
-        if sure and others:
-            doubt = Doubt.MAY_WAIT.of(others)
-            found.append(_doubted(one, doubt))
-        else:
-            found.append(one)
+        found.append(one.doubted(Doubt.MAY_WAIT.of(others)) if sure and others else one)
     return found
 
 
@@ -253,13 +249,8 @@ def _either(case: Case, graph: WaitGraph) -> Finding:
     first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
     comm = case.run.communicators[first.comm]
     lines = tuple(
-        Wait.RANK_FOR.of(
-            rank=rank,
-            call=wait.call,
-            comm=case.run.communicators[wait.call.comm],
-            awaited=wait.awaited,
-        )
-        for rank, waits in sorted(graph.waiting.items())
+        Wait.RANK_FOR.of(wait, case.run.communicators[wait.call.comm])
+        for _, waits in sorted(graph.waiting.items())
         for wait in waits
     )
     return Finding(
@@ -402,25 +393,21 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         return finding
     known = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
     if lost := [rank.rank for rank in known if rank is not None and ended_by_peers(rank)]:
-        return _doubted(finding, Doubt.LOST.of(lost))
+        return finding.doubted(Doubt.LOST.of(lost))
     if held := graph.obscure.intersection(finding.diverging_ranks):
-        return _doubted(finding, Doubt.UNSEEN.of(held))
+        return finding.doubted(Doubt.UNSEEN.of(held))
     if partly := graph.partly_waiting.intersection(finding.diverging_ranks):
-        return _doubted(finding, Doubt.OTHER_THREAD.of(partly))
+        return finding.doubted(Doubt.OTHER_THREAD.of(partly))
     named = {*finding.diverging_ranks}
     behind = {
         peer for rank in named for wait in graph.waiting.get(rank, ()) for peer in wait.awaited
     }
     if finding.kind in _LATE and behind - named:
-        return _doubted(finding, Doubt.HELD_UP.of(named, behind - named))
+        return finding.doubted(Doubt.HELD_UP.of(named, behind - named))
     others = [one for one in graph.cheapest if not (one <= named or named <= one)]
     if not others:
         return finding
-    return _doubted(finding, Doubt.RIVAL.of(others[0]))
-
-
-def _doubted(finding: Finding, doubt: str) -> Finding:
-    return replace(finding, confidence="likely", inferred=(*finding.inferred, doubt))
+    return finding.doubted(Doubt.RIVAL.of(others[0]))
 
 
 def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
@@ -469,11 +456,7 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     return Finding(
         kind=kind,
         summary=Wait.HELD_UP.of(
-            who=rank_text(case.run, number),
-            state=state,
-            waiting=those,
-            call=first.call,
-            comm=comm,
+            who=rank_text(case.run, number), state=state, waiting=those, call=first.call, comm=comm
         ),
         comm=comm,
         seq=None,
@@ -484,6 +467,6 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
         confidence="likely",
         role="cause",
         analyzer="accounting",
-        evidence=tuple(Wait.OPEN.of(wait.rank, wait.call) for wait in waiting),
-        inferred=tuple(Doubt.WAITS_FOR.of(one.rank, one.awaited) for one in waiting),
+        evidence=tuple(Wait.OPEN.of(wait) for wait in waiting),
+        inferred=tuple(Doubt.WAITS_FOR.of(one) for one in waiting),
     )

@@ -331,9 +331,7 @@ class Case(Records):
         if not waits.ends or any(number in waits.ends for number in ranks):
             return False
         left = all(
-            ranks[pending.rank].exited
-            and not ranks[pending.rank].details.get("ended_with")
-            and ranks[pending.rank].went_on(pending.call)
+            ranks[pending.rank].ended_well and ranks[pending.rank].went_on(pending.call)
             for pending in waits.all_pending
         )
         return left or self._may_be_idle

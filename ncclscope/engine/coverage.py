@@ -182,7 +182,7 @@ def _missing(run: Run) -> Iterator[str]:
     bare = [rank.rank for rank in run.ranks if not rank.logs and rank.activities.keys() <= {CPU}]
     if bare and len(bare) == len(run.ranks):
         traced = any(one.rings for one in snapshot.workers)
-        yield str(Gap.NOT_EVERY_RANK_TRACED if traced else Gap.NO_RANK_TRACED)
+        yield Gap.NOT_TRACED.of("not every" if traced else "no")
     elif bare:
         yield Gap.BARE.of(bare)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import Coverage, unrecorded_kinds, uses_unrecorded
+from ncclscope.engine.precedence import as_consequence
 from ncclscope.engine.processes.device_verdict import Reading, compare_ras_counts
 from ncclscope.engine.processes.kernel import with_host
 from ncclscope.engine.processes.positions import Position, Positions
@@ -82,9 +83,9 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
         if not any(one.role == "cause" for one in seen):
             seen += _from_counts(case)
     if not coverage.has_all_calls or any(rank.details.get(UNCHECKED) for rank in case.run.ranks):
-        found = [_capped(one) for one in found]
+        found = [one.doubted() for one in found]
     if not coverage.complete:
-        seen = [_capped(one) for one in seen]
+        seen = [one.doubted() for one in seen]
     found += seen
     found = [unless_unranked(case, unless_untraced(case, one)) for one in found]
     found = _unless_unseen(case, found)
@@ -109,7 +110,7 @@ def _unless_unseen(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     if all(unseen):
         return list(findings)
     return [
-        replace(one, role="consequence") if is_unseen and one.role == "cause" else one
+        as_consequence(one) if is_unseen else one
         for one, is_unseen in zip(findings, unseen, strict=True)
     ]
 
@@ -248,7 +249,7 @@ def _may_hide(case: Case, number: int, position: Position | None, key: str) -> b
         return False
     if position.is_unrecorded:
         return True
-    if position.state == "ended" and rank.exited and not rank.details.get("ended_with"):
+    if position.state == "ended" and rank.ended_well:
         return False
     # A process may also have crashed inside a call that is not recorded.
     return position.state in ("unknown", "ended") and uses_unrecorded(rank, key)
@@ -312,13 +313,6 @@ def _ras_lines(case: Case) -> tuple[str, ...]:
 def _counts(case: Case) -> Reading | None:
     snapshot = case.run.snapshot
     return None if snapshot is None else compare_ras_counts(snapshot)
-
-
-def _capped(finding: Finding) -> Finding:
-    """Return a finding capped at ``likely``, since a part of what it rests on is not known."""
-    if finding.confidence != "certain":
-        return finding
-    return replace(finding, confidence="likely")
 
 
 def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:

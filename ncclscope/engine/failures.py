@@ -57,7 +57,7 @@ def failure_of(case: Case) -> str:
     if lost:
         said[str(Failure.OUTLIVED)] = lost
     if stopped:
-        said[str(Failure.STOPPED if len(stopped) == 1 else Failure.ALL_STOPPED)] = stopped
+        said[Failure.STOPPED.of(stopped)] = stopped
     parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
         parts.append(Failure.NO_EXIT.of(gone))
@@ -76,7 +76,7 @@ def held_engines(snapshot: Snapshot, *, is_idle: bool) -> str:
     for one in read_engines(snapshot):
         name = Failure.ENGINE.of(one.worker.pid)
         if one.condition == "stopped":
-            parts.append(f"{name} {Failure.STOPPED}")
+            parts.append(f"{name} {Failure.STOPPED.of([one])}")
         elif is_idle and one.frames and one.is_at_one_line and one.waits != "queue":
             where = f"{'in' if one.op or one.work else 'at'} {one.text}"
             parts.append(Failure.HELD.of(name, where, snapshot.gap))

@@ -129,8 +129,7 @@ def unless_unranked(case: Case, finding: Finding) -> Finding:
     if finding.kind in PARAMETERS or not unranked((*named, *members)):
         return finding
     if named <= case.run.by_rank.keys():
-        limited = "likely" if finding.confidence == "certain" else finding.confidence
-        return replace(finding, confidence=limited)
+        return finding.doubted()
     return finding.undecided(sorted({*named, *members}))
 
 
@@ -143,7 +142,7 @@ def unless_ended_well(case: Case, finding: Finding) -> Finding:
     comm = finding.comm
     if finding.role != "cause" or comm is None or not comm.creates_groups or case.waits.heads:
         return finding
-    if not all(rank.exited and not rank.details.get("ended_with") for rank in case.run.ranks):
+    if not all(rank.ended_well for rank in case.run.ranks):
         return finding
     return replace(finding, role="latent")
 
@@ -165,11 +164,7 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
             role="latent",
         )
     if finding.confidence == "certain" and case.quiet is not None and case.quiet < _PAUSE_SECONDS:
-        return replace(
-            finding,
-            confidence="likely",
-            inferred=(*finding.inferred, str(Doubt.LATE)),
-        )
+        return finding.doubted(str(Doubt.LATE))
     return finding
 
 
@@ -194,8 +189,7 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     if rank is None or not _is_repeated(case, call):
         return finding
     if not rank.alive and finding.confidence == "certain":
-        server = str(Doubt.SERVER_ENDED)
-        return replace(finding, confidence="likely", inferred=(*finding.inferred, server))
+        return finding.doubted(str(Doubt.SERVER_ENDED))
     if not _waits_for_input(case, rank):
         return finding
     return replace(

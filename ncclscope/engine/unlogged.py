@@ -47,7 +47,7 @@ def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
             if (rank := run.by_rank.get(number)) is not None
             and rank.logs
             and not _has(rank, comm)
-            and (completed or _ended_well(rank))
+            and (completed or rank.ended_well)
             and not _has_joined_since(rank, comm)
         ]
         if absent:
@@ -66,7 +66,7 @@ def cut_short(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
         members = list(run.members(key))
         logs = {rank.rank: rank.logs[key] for rank in members}
         # Where all the others came to their end, so did their calls.
-        left = [rank for rank in members if not _ended_well(rank)]
+        left = [rank for rank in members if not rank.ended_well]
         well = len(left) == 1 and len(members) > 1
         ended = [
             rank.rank
@@ -115,11 +115,7 @@ def _has_completed(log: CallLog) -> bool:
 
 
 def _may_have_completed(rank: Rank, key: str) -> bool:
-    return _ended_well(rank) and any(True for _ in _newest(rank.logs[key]))
-
-
-def _ended_well(rank: Rank) -> bool:
-    return rank.exited and not rank.details.get("ended_with")
+    return rank.ended_well and any(True for _ in _newest(rank.logs[key]))
 
 
 def _newest(log: CallLog) -> Iterator[Call]:

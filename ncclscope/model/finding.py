@@ -141,6 +141,11 @@ class Finding(Claim):
         """Return the finding as a likely one that names these ranks."""
         return replace(self, diverging_ranks=tuple(ranks), candidate_ranks=(), confidence="likely")
 
+    def doubted(self, *doubts: str) -> Finding:
+        """Return the finding as at most a likely one, with what speaks against it."""
+        limited = "likely" if self.confidence == "certain" else self.confidence
+        return replace(self, confidence=limited, inferred=(*self.inferred, *doubts))
+
     def undecided(self, candidates: Iterable[int]) -> Finding:
         """Return the finding as one that names no rank: some of these may have diverged."""
         return replace(

@@ -104,6 +104,11 @@ class Rank:
             key: log.call(log.calls) for key, log in self.logs.items() if log.calls >= log.first
         }
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether the process exited in order, without an exception."""
+        return self.exited and not self.details.get("ended_with")
+
     def went_on(self, call: Call) -> bool:
         """Return whether the thread that posted a call has posted a later collective."""
         return any(precedes(call, last) for last in self.last_calls().values())

@@ -8,7 +8,7 @@ from ncclscope.wording.phrase import Phrase
 class Doubt(Phrase):
     """What the records leave open, or what may be so as well."""
 
-    WAITS_FOR = "rank {} waits for {}"
+    WAITS_FOR = "rank {0.rank} waits for {0.awaited}"
     MAY_WAIT = "it may wait for {}"
     DID_THE_SAME = "{:^} did the same on {}."
     SAME_BEFORE = "its peers' calls up to there are the same as its own"

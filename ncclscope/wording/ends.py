@@ -48,24 +48,6 @@ class Ending:
         return self.code.of(self.detail)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended, to follow its name.
-
-    Attributes:
-        error: The exception or status with which it ended; empty without one.
-        exited: Whether it exited by itself.
-    """
-
-    error: str = ""
-    exited: bool = False
-
-    def __str__(self) -> str:
-        if self.error:
-            return f"ended with {self.error[:120].rstrip(': ')}"
-        return "ended normally" if self.exited else "ended"
-
-
 class Ends(Phrase):
     """That processes ended, and what that did to their peers."""
 
@@ -107,8 +89,7 @@ class Failure(Phrase):
     RAISED = "raised {}, and posted nothing since"
     THEN_RAISED = "then raised {}, and posted nothing since"
     OUTLIVED = "is gone without an exit, unlike its workers"
-    STOPPED = "is stopped by a signal (state T)"
-    ALL_STOPPED = "are stopped by a signal (state T)"
+    STOPPED = "{:are} stopped by a signal (state T)"
     NO_EXIT = "{0:^} {0:are} gone without an exit."
     NO_WAIT = "No rank is recorded to wait for another."
     PROGRAM = "The program ended with {}, and no record shows why."

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ncclscope.model import Activity, Call, Communicator, Rank, Step
-from ncclscope.model.activities import COMM_INIT, INIT, STORE_SET, STORE_WAIT
+from ncclscope.model import Activity, Communicator, Step
+from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import call_text, comm_text, have, plural, ranks_text, site_text
+from ncclscope.wording.names import comm_text, plural
+from ncclscope.wording.phrase import Phrase
 
 SHOWN = 160
 """Characters of a note that are shown."""
 CONNECTING = {"connect": "to connect to", "serve": "for its peers, as the server of"}
 """What a process does at a store without a key, by its method."""
+
+
+class Note(Phrase):
+    """What a process noted, and what an engine waits for."""
+
+    RAISED = "rank {} raised {}, {:.0f} s before its last heartbeat{}"
+    POSTED_NOTHING = ", and posted nothing since"
+    ENDED_PROCESS = "; it ended the process"
+    ENDED_THREAD = "; it ended a thread"
+    LAST_KEY = "the last key that rank {} set is '{}'"
+    TIMEOUT_COMES = "torch's timeout for calls on {} is {} s: it comes in {:.0f} s"
+    TIMEOUT_ENDED = "rank {}: its timeout of {} s ended the wait"
+    TIMEOUT_ENDS = "rank {}: its timeout of {} s ends the wait {}"
+    IN_CALL = ", in call {} on {}, {}"
+    BELONGS = "call {} on {} belongs {}"
+    ENGINE_STOPPED = "engine {0} (pid {1.pid}) is stopped by a signal (state T)"
+    ENGINE_IN_CALL = (
+        "engine {0} (pid {1.pid}) waits in call {2.seq} on {3.label}, {2}, for the other engines"
+    )
+    ENGINE_WAITS = "engine {0} (pid {1.pid}) waits{2}: {3} {workers:have} not answered {call}"
+    WORKERS = "its workers"
 
 
 def activity_text(activity: Activity) -> str:
@@ -38,47 +58,6 @@ def lasted(activity: Activity, seconds: float) -> str:
     return f"{did} {activity_text(activity)} for {seconds:.0f} s"
 
 
-def last_key(rank: Rank) -> str:
-    """Say which key a process set last at a store; empty if it set none."""
-    own = rank.activities.get(STORE_SET)
-    if own is None or not own.detail:
-        return ""
-    return f"the last key that rank {rank.rank} set is '{printable(own.detail)[:SHOWN]}'"
-
-
-def raised_before(
-    rank: Rank, what: str, seconds: float, *, posted: bool, thread: bool | None
-) -> str:
-    """Say what a process raised, and how long before its last heartbeat.
-
-    Args:
-        rank: The process.
-        what: The exception, and its line.
-        seconds: How long before the last heartbeat.
-        posted: Whether it posted calls since.
-        thread: Whether the exception ended a thread alone; None where it ended nothing.
-    """
-    text = f"rank {rank.rank} raised {what}, {seconds:.0f} s before its last heartbeat"
-    text += "" if posted else ", and posted nothing since"
-    return text if thread is None else f"{text}; it ended {'a thread' if thread else 'the process'}"
-
-
-def timeout_comes(comm: Communicator, seconds: float) -> str:
-    """Say in how many seconds torch gives up a pending call."""
-    return (
-        f"torch's timeout for calls on {comm_text(comm)} is {comm.timeout} s: it comes in "
-        f"{seconds:.0f} s"
-    )
-
-
-def timeout_of_wait(rank: Rank, limit: int, left: float | None) -> str:
-    """Say when the timeout of a wait ends it, in seconds from now; None for the past."""
-    text = f"rank {rank.rank}: its timeout of {limit} s"
-    if left is None:
-        return f"{text} ended the wait"
-    return f"{text} ends the wait {f'in {left:.0f} s' if left > 0 else 'now'}"
-
-
 def step_text(step: Step | None) -> str:
     """Return ``step 12 (64 tokens)``."""
     if step is None:
@@ -100,41 +79,6 @@ def idle_after(step: Step | None, unseen: Activity | None) -> str:
     if unseen is not None:
         text += f", though its engine has sent it {method_text(unseen)}"
     return text
-
-
-def in_call(call: Call, label: str) -> str:
-    """Return the clause that ranks are in a call."""
-    return f", in call {call.seq} on {label}, {call.op}{site_text(call)}"
-
-
-def belongs(comm: Communicator, seq: int, steps: Sequence[tuple[Rank, Step]]) -> str:
-    """Say to which step of each rank a call belongs."""
-    parts = (f"to {step_text(step)} on {ranks_text([rank.rank])}" for rank, step in steps)
-    return f"call {seq} on {comm_text(comm)} belongs {', '.join(parts)}"
-
-
-def engine_stopped(name: str, engine: Rank) -> str:
-    """Say that an engine is stopped."""
-    return f"engine {name} (pid {engine.pid}) is stopped by a signal (state T)"
-
-
-def engine_in_call(name: str, engine: Rank, comm: Communicator, call: Call) -> str:
-    """Say that an engine waits for the other engines."""
-    return (
-        f"engine {name} (pid {engine.pid}) waits in call {call.seq} on {comm.label}, "
-        f"{call_text(call)}, for the other engines"
-    )
-
-
-def engine_waits(
-    name: str, engine: Rank, since: str, workers: Sequence[int], sent: Activity | None
-) -> str:
-    """Say that an engine waits for its workers."""
-    return (
-        f"engine {name} (pid {engine.pid}) waits{since}: "
-        f"{ranks_text(workers) if workers else 'its workers'} {have(workers)} not answered "
-        f"{method_text(sent)}"
-    )
 
 
 def method_text(sent: Activity | None) -> str:

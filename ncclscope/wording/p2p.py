@@ -39,13 +39,9 @@ class Half(Phrase):
     HELD_UP = "ranks that wait for a rank which waits itself are held up by this one"
     NEWEST = "rank {}: {}, its newest call"
     LAST_CALL = "the last call of rank {} is {} on {}, {}"
-    NO_RECEIVE = (
-        "{who:^} {waiting:wait} in {call}{any} on {comm}{site}, and {peer} {peers:have} posted no "
-        "receive for it."
-    )
-    NO_SEND = (
-        "{who:^} {waiting:wait} in {call}{any} on {comm}{site}, and {peer} {peers:have} posted no "
-        "send for it."
+    NO_OTHER_SIDE = (
+        "{who:^} {waiting:wait} in {one.call}{any} on {one.comm}{site}, and {peer} "
+        "{one.peers:have} posted no {lack} for it."
     )
     FROM_ANY = " from any rank"
     SEVERAL_WAIT = "{} diverged: several ranks wait for it, and it waits in no transfer itself"
@@ -57,16 +53,12 @@ class Half(Phrase):
     BY_SIGNAL = "stopped by a signal"
     NO_HEARTBEAT = "dead, gone or stopped (no heartbeat for seconds)"
     LACKS = (
-        "rank {rank} is in {call}, transfer {number} between it and rank {peer}, which has posted "
-        "no other half"
+        "rank {0.rank} is in {0.call}, transfer {0.number} between it and rank {0.peer}, which has "
+        "posted no other half"
     )
     WAITS_IN_NONE = "it waits in no transfer itself"
-    FEWER = (
-        "it has posted up to transfer {} with its neighbours, fewer than all others, which have "
-        "reached {}"
-    )
-    MORE = (
-        "it has posted up to transfer {} with its neighbours, more than all others, which have "
+    DIFFERS = (
+        "it has posted up to transfer {} with its neighbours, {} than all others, which have "
         "reached {}"
     )
     SHORT_OF = (

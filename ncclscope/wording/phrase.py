@@ -48,8 +48,7 @@ class _Speller(Formatter):
             return format(value, format_spec)
         if not format_spec:
             return ranks_text(value)
-        many = len(set(value)) != 1
-        return format_spec if many else _SINGULAR.get(format_spec, f"{format_spec}s")
+        return _SINGULAR.get(format_spec, f"{format_spec}s") if len(value) == 1 else format_spec
 
 
 _SPELLER = _Speller()

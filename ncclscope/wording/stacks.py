@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
-from ncclscope.wording.names import be, have, ranks_text, sentence, verb
+from ncclscope.wording.names import ranks_text
 from ncclscope.wording.phrase import Phrase
 
 REASONS = {
@@ -49,6 +48,15 @@ class Sign(Phrase):
 class Seen(Phrase):
     """What stacks and processes show, and what follows from it."""
 
+    NO_PROCESS = "{0:^} {0:have} no live process; {1}."
+    STOPPED_AT = "{0:^} {0:are} stopped by a signal (state T) at {1}; {2}."
+    NOT_READ = "{:^}; the stack of {} could not be read, so it is unknown whether it joined."
+    LATE = "{0:^} {0:are} in {1}, and {2}: late."
+    AT_WORK_LATE = "{0:^} {0:are} at work at {1}, and {2}: late, or in an endless loop."
+    PLACE = "{0.ranks} {0.ranks:are} {0.where}"
+    WAITING = "{0.ranks} {0.ranks:wait} {0.where}"
+    STACKS = "stacks: {0.ranks} {0.ranks:are} {0.where}, {1}"
+    THE_SAME = "the same in {} samples over {:g} s"
     ALL_STOPPED = "All ranks are stopped by a signal (state T): none can move."
     CONTINUE = "kill -CONT resumes a stopped process"
     STOPPED = "proc: {}: state T, stopped by a signal or a debugger"
@@ -60,8 +68,8 @@ class Seen(Phrase):
     LONGER = "--gap {:g} distinguishes late from stuck"
     SERVER = "If that rank sends on what it receives, a server without requests looks the same."
     HAVE_MET = "Of {}, those of one group would have met there: one of them waits in another group."
-    MAY_SEND = "{} may wait to send to {}."
-    SMALLER_GROUP = "{} may wait in a smaller group, for {}."
+    MAY_SEND = "{:^} may wait to send to {}."
+    SMALLER_GROUP = "{:^} may wait in a smaller group, for {}."
     CHAINS_END = "All chains of waiting end in {}."
     DISAGREE = "The data sources name different ranks."
     AMONG = "among the candidates, {} names one"
@@ -70,13 +78,12 @@ class Seen(Phrase):
     FOLLOWS = "{} This follows from the extra call."
     APART = "{} apart from the others"
     NO_MAJORITY = "no majority among {}"
-    STILL_JOIN = "{} for {:g} s, while {} move: they may still join."
+    STILL_JOIN = "{:^} for {:g} s, while {} move: they may still join."
     NOT_WHERE = "and not where"
-    MOST_NOT = "{}, which most ranks have not joined: {}."
-    AHEAD = "rank {} is ahead of its peers: {}"
-    BEHIND = "rank {} is behind its peers: {}"
+    MOST_NOT = "{:^}, which most ranks have not joined: {}."
+    OTHER_ROUND = "rank {} is {} its peers: {}"
     ONE_PLACE = "All ranks wait in {}, and none moved for {:g} s.{}"
-    NONE_MOVES = "{}, while {}; none of them moves."
+    NONE_MOVES = "{:^}, while {}; none of them moves."
     NO_WAIT = "No rank moved for {:g} s, and no stack shows a wait for another rank: {}."
     UNDECIDED = "{}: {}, and stacks alone do not show which side diverged."
     MORE_PLACES = "; and {} more places"
@@ -92,43 +99,6 @@ class Seen(Phrase):
     BESIDE = "; its thread {} is at {}"
 
 
-class Group(Protocol):
-    """Ranks with the same stack."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def where(self) -> str: ...
-    @property
-    def condition(self) -> str: ...
-    @property
-    def samples(self) -> int: ...
-
-
-def place_text(group: Group) -> str:
-    """Return ``ranks 0 1 3 are in all_reduce at hang.py:3 step``."""
-    return f"{ranks_text(group.ranks)} {be(group.ranks)} {group.where}"
-
-
-def waiting_text(classes: Sequence[Group]) -> str:
-    """Return ``ranks 0 1 3 wait in all_reduce at hang.py:3 step``."""
-    return " and ".join(
-        f"{ranks_text(group.ranks)} {verb(group.ranks, 'wait')} {group.where}"
-        for group in classes[:3]
-    )
-
-
-def seen(classes: Sequence[Group], gap: float) -> tuple[str, ...]:
-    """Return one line of evidence for each class; ``gap`` is in seconds."""
-    lines = []
-    for group in classes:
-        how = group.condition
-        if how == "still":
-            how = f"the same in {group.samples} samples over {gap:g} s"
-        lines.append(f"stacks: {place_text(group)}, {how}")
-    return tuple(lines)
-
-
 def starved_text(shares: Mapping[int, float]) -> str:
     """Return that ranks have no processor for a share of the time; empty where none has."""
     if not shares:
@@ -139,34 +109,4 @@ def starved_text(shares: Mapping[int, float]) -> str:
     return (
         f"{ranks_text(shares)} {was} ready to run without a processor for {share} of the time: "
         f"the host is overloaded, and they may be slow, not stuck"
-    )
-
-
-def no_process(ranks: Sequence[int], waiting: Sequence[Group]) -> str:
-    """Say that ranks have no process, and who waits."""
-    return f"{sentence(ranks_text(ranks))} {have(ranks)} no live process; {waiting_text(waiting)}."
-
-
-def stopped(ranks: Sequence[int], at: str, waiting: Sequence[Group]) -> str:
-    """Say that ranks are stopped, and who waits for them."""
-    rest = waiting_text(waiting) if waiting else Seen.NOBODY_WAITS
-    return (
-        f"{sentence(ranks_text(ranks))} {be(ranks)} stopped by a signal (state T) at {at}; {rest}."
-    )
-
-
-def unread(ranks: Sequence[int], waiting: Sequence[Group]) -> str:
-    """Say that others wait, and the stacks of some ranks are not known."""
-    return (
-        f"{sentence(waiting_text(waiting))}; the stack of {ranks_text(ranks)} could not be read, "
-        f"so it is unknown whether it joined."
-    )
-
-
-def at_work(moving: Sequence[int], at: str, waiting: Sequence[Group], *, known: bool) -> str:
-    """Say that ranks are at work while others wait; `known`: in work that has a name."""
-    what, rest = ("in", "late") if known else ("at work at", "late, or in an endless loop")
-    return (
-        f"{sentence(ranks_text(moving))} {be(moving)} {what} {at}, and {waiting_text(waiting)}: "
-        f"{rest}."
     )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from ncclscope.model import Rank, Transfer
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import be
 from ncclscope.wording.phrase import Phrase
 
 HANDSHAKE_SECONDS = 5
@@ -51,11 +50,11 @@ class Detail(Phrase):
     SENDER_ENDED = "it failed, because the sending {} has ended"
     HAS_ENDED = "the sending {} has ended"
     NO_LONGER_RUNS = "no longer runs"
-    IS_STOPPED = "{} stopped by a signal"
+    ARE_STOPPED = "{:are} stopped by a signal"
     NOT_AMONG = "engine {} at {} is not among the engines read"
     LEASE_AND_READ = "the lease ended at {}, and the read at {}"
     LEASE_ENDED = "the lease ended at {}"
-    STATE_T = "/proc: {} {} in state T (stopped)"
+    STATE_T = "/proc: {} {:are} in state T (stopped)"
     LAST_HEARTBEAT = "{}: last heartbeat at {}"
     GENERATES = "{}: a step with tokens in the last seconds"
     GIVEN_NONE = "the request reached the scheduler {:.0f} s ago and was given no blocks"
@@ -93,11 +92,6 @@ def ended_text(gone: Sequence[Rank]) -> str:
         seen = f", last heartbeat at {clock(one.last_seen_ns)}" if one.last_seen_ns else ""
         how.append(f"pid {one.pid} {text}{seen}")
     return "; ".join(how)
-
-
-def stopped_text(stopped: Sequence[Rank]) -> str:
-    """Return that processes are stopped, as ``/proc`` shows."""
-    return Detail.STATE_T.of(listed(stopped), be(range(len(stopped))))
 
 
 def listed(processes: Sequence[Rank]) -> str:

@@ -97,12 +97,8 @@ class Gap(Phrase):
     """A gap in what is recorded."""
 
     UNREADABLE = "the records of {} cannot be read, and are left out"
-    NO_RANK_TRACED = (
-        "no rank is traced, so only stacks show what the processes do; start the job with "
-        "`ncclscope run -- COMMAND`"
-    )
-    NOT_EVERY_RANK_TRACED = (
-        "not every rank is traced, so only stacks show what the processes do; start the job with "
+    NOT_TRACED = (
+        "{} rank is traced, so only stacks show what the processes do; start the job with "
         "`ncclscope run -- COMMAND`"
     )
     BARE = "{}: no calls of these processes are recorded"

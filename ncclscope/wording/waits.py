@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ncclscope.model import Activity, Rank
+from ncclscope.model import Activity
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import plural
 from ncclscope.wording.phrase import Phrase
@@ -32,6 +30,9 @@ class Place(Phrase):
     EXITED = "exited normally"
     NO_CALL = "in no recorded call"
     HAS_ENDED = "has ended"
+    ENDED = "ended"
+    ENDED_WELL = "ended normally"
+    ENDED_WITH = "ended with {}"
     STOPPED = "is stopped at {}"
     IDLE = "idle, in dequeue"
     IS_DEAD = "is dead, gone or stuck ({})"
@@ -58,7 +59,7 @@ class Wait(Phrase):
     IN_IT = "{waiting} posted {where}, and {waiting:wait} in it; {absent} did not"
     IN = "{ranks} {ranks:wait} in {where}"
     FOR = "{waiting} {waiting:wait} for {whom} in {where}"
-    RANK_FOR = "rank {rank} waits in {call} on {comm} for {awaited}"
+    RANK_FOR = "rank {0.rank} waits in {0.call} on {1} for {0.awaited}"
     EACH_OTHER = "Ranks wait for each other: {}."
     PASSED_BY = (
         "{waiting:^} {waiting:wait} in {where}, which {passed} {passed:have} not posted: {reason}."
@@ -67,7 +68,7 @@ class Wait(Phrase):
         "rank {rank} went on to call {seq} on {comm}, which rank {waiting} posted after this one"
     )
     HELD_UP = "{who:^} {state}; {waiting} {waiting:wait} for it in {call} on {comm}."
-    OPEN = "rank {} posted {}; it is not known to have completed"
+    OPEN = "rank {0.rank} posted {0.call}; it is not known to have completed"
     POSTED_MORE = (
         "{who:^} posted {calls} more than its peers, from {call} on {comm} on; {waiting} "
         "{waiting:wait} for it."
@@ -109,10 +110,22 @@ class Wait(Phrase):
     MAY_COME = "{} may still come to the call"
     USES = "rank {}, with the processes that it started, uses {:.0%} of a core"
     HOLDS_SMS = (
-        "likely: {holder} on {holding} holds SMs for which the cooperative launch of {op} on "
-        "{comm} waits on some ranks, and the peers that it needs have launched that one first. The "
-        "same order on all ranks, or fewer SMs for {backend} (for NCCL: NCCL_MAX_CTAS), avoids it"
+        "likely: {0.call.op} on {0.comm} holds SMs for which the cooperative launch of {1.call.op} "
+        "on {1.comm} waits on some ranks, and the peers that it needs have launched that one "
+        "first. The same order on all ranks, or fewer SMs for {0.comm.backend} (for NCCL: "
+        "NCCL_MAX_CTAS), avoids it"
     )
+
+
+class Queue(Phrase):
+    """That a process has not read a message queue."""
+
+    UNREAD = "{who} has not read {blocks} of a message queue{of} ({numbers}){wait}"
+    MISSED = (
+        "{who} has waited in dequeue for {seconds:.0f} s although {blocks} of a message queue{of} "
+        "({numbers}) hold messages for it: it missed the notification"
+    )
+    FOR_ROOM = ", whose writer has waited for room for {:.0f} s"
 
 
 class Unrecorded(Phrase):
@@ -168,31 +181,6 @@ def activity_text(doing: Activity) -> str:
     """Return ``the backward of DistributedDataParallel at train.py:12 step``."""
     what = str(ACTIVITIES[doing.name])
     return f"{what} at {doing.detail}" if doing.detail else what
-
-
-def unread(
-    reader: Rank, writer: Rank | None, blocks: Sequence[int], seconds: float | None, *, missed: bool
-) -> str:
-    """Say that a process has not read blocks of a message queue.
-
-    Args:
-        reader: The process.
-        writer: The process that writes the queue, if it left a record.
-        blocks: Numbers of the blocks.
-        seconds: How long the reader, or else the writer, has waited; None where neither waits.
-        missed: Whether the reader waits although there are messages.
-    """
-    who = f"rank {reader.rank}" if reader.rank >= 0 else f"pid {reader.pid}"
-    what = f"{plural(len(blocks), 'block')} of a message queue"
-    what += "" if writer is None else f" of pid {writer.pid}"
-    what += f" ({', '.join(map(str, blocks[:8]))})"
-    if missed:
-        return (
-            f"{who} has waited in dequeue for {seconds:.0f} s although {what} hold messages for "
-            f"it: it missed the notification"
-        )
-    wait = "" if seconds is None else f", whose writer has waited for room for {seconds:.0f} s"
-    return f"{who} has not read {what}{wait}"
 
 
 def launches_cooperatively(library: str, sms: int, of: int) -> str:

@@ -89,7 +89,7 @@ class Reader:
             return self._is_sentence(node.value, held)
         if isinstance(node, ast.Set):
             return any(self._is_sentence(one, held) for one in node.elts)
-        if isinstance(node, ast.Call) and self._is_sentence(node.func, ()):
+        if isinstance(node, ast.Call) and (self._is_sentence(node.func, ()) or _is_phrase(node)):
             return True
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
@@ -119,6 +119,16 @@ class Reader:
         if isinstance(node, ast.SetComp):
             return is_any([node.elt])
         return isinstance(node, ast.DictComp) and is_any([node.key])
+
+
+def _is_phrase(node: ast.Call) -> bool:
+    """Return whether a call is ``Kind.CODE.of(...)``, which fills the slots of a phrase."""
+    made = node.func
+    return (
+        isinstance(made, ast.Attribute)
+        and made.attr == "of"
+        and not isinstance(made.value, ast.Name)
+    )
 
 
 def constants(source: str) -> Iterator[str]:
@@ -190,6 +200,8 @@ def test_no_rule_reads_a_sentence() -> None:
         "(text := '; '.join(halves)).replace(f'rank {n}', name, 1)",
         "say.no_record(number) in finding.evidence",
         "(text := say.OPEN).startswith('the')",
+        "Gap.STACK.of(ranks) in finding.evidence[1]",
+        "(text := Wait.OPEN.of(wait)).partition(';')",
     ],
 )
 def test_a_rule_that_reads_a_sentence_is_found(rule: str) -> None:
@@ -295,7 +307,9 @@ PHRASES = {
 
 def slots(wording: str) -> tuple[int, set[str]]:
     """Return how many values a wording takes, and the names of others."""
-    fields = [name for _, name, *_ in Formatter().parse(wording) if name is not None]
+    fields = [
+        name.partition(".")[0] for _, name, *_ in Formatter().parse(wording) if name is not None
+    ]
     numbers = {int(name) for name in fields if name.isdecimal()}
     return max(len([name for name in fields if not name]), *(n + 1 for n in numbers), 0), {
         name for name in fields if name and not name.isdecimal()

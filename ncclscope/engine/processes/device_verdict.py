@@ -153,15 +153,12 @@ def compare_ras_counts(snapshot: Snapshot) -> Reading | None:
         lost = [rank for rank in comm.ranks if rank.missing]
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
-            said = (Load.NO_ANSWER, Load.NO_ANSWERS)[len(lost) > 1]
-            if any(r.dead for r in lost):
-                said = (Load.IS_DEAD, Load.ARE_DEAD)[len(lost) > 1]
-            lines.append(said.of(_members(lost, named), comm.hash))
+            said = Load.DEAD if any(r.dead for r in lost) else Load.NO_ANSWER
+            lines.append(said.of(_members(lost, named), lost, comm.hash))
         bad = [rank for rank in comm.ranks if rank.async_error or rank.aborted]
         if bad:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
-            said = (Load.ERROR, Load.ERRORS)[len(bad) > 1]
-            lines.append(said.of(_members(bad, named), comm.hash))
+            lines.append(Load.ERROR.of(_members(bad, named), bad, comm.hash))
         if _changes(snapshot, comm):
             continue  # calls are being launched, and RAS polls some ranks earlier than others
         for function, odd, text in _differences(comm):

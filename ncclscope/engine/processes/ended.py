@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ncclscope.engine.processes.judgement import Judgement, unless_late
 from ncclscope.engine.processes.motion import Motion
-from ncclscope.engine.processes.stack_classes import classify
-from ncclscope.wording import stacks as wording
-from ncclscope.wording.stacks import Seen, place_text, seen
+from ncclscope.engine.processes.stack_classes import classify, seen, waiting_text
+from ncclscope.wording.stacks import Seen
 
 
 def judge_gone(
@@ -34,7 +33,7 @@ def judge_gone(
     classes = classify(waiting)
     found = Judgement(
         kind="dead_rank",
-        summary=wording.no_process(ranks, classes),
+        summary=Seen.NO_PROCESS.of(ranks, waiting_text(classes)),
         diverging=ranks,
         role="latent" if moving else "cause",
         peers=classes[0].motion,
@@ -43,7 +42,7 @@ def judge_gone(
     )
     if elsewhere and not moving:
         classes = classify(elsewhere)
-        others = "; ".join(place_text(group) for group in classes[:3])
+        others = "; ".join(Seen.PLACE.of(group) for group in classes[:3])
         candidates = [*ranks, *(motion.rank for motion in elsewhere)]
         if len(candidates) > len(waiting):  # or most are right not to be in this call
             candidates += [motion.rank for motion in waiting]
@@ -98,7 +97,9 @@ def judge_stopped(
     classes = classify(waiting)
     return Judgement(
         kind="not_joined",
-        summary=wording.stopped(ranks, where[0].motion.text, classes),
+        summary=Seen.STOPPED_AT.of(
+            ranks, where[0].motion.text, waiting_text(classes) if waiting else Seen.NOBODY_WAITS
+        ),
         diverging=ranks,
         role="latent" if moving or not waiting else "cause",
         odd=stopped[0],
@@ -126,7 +127,7 @@ def judge_unread(
     ranks = tuple(sorted(motion.rank for motion in unread))
     return Judgement(
         kind="not_joined",
-        summary=wording.unread(ranks, classes),
+        summary=Seen.NOT_READ.of(waiting_text(classes), ranks),
         candidates=ranks,
         confidence="ambiguous",
         role="latent",

@@ -17,7 +17,6 @@ from ncclscope.engine.processes.judgement import Judgement
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import has_left_loop, order_of
 from ncclscope.model.snapshot import Worker
-from ncclscope.wording.names import ranks_text, sentence
 from ncclscope.wording.stacks import Seen
 
 Group = frozenset[int]
@@ -98,7 +97,7 @@ def within_groups(
     if not added or _have_gone_another_way(by_rank, apart):
         return found
     said = Seen.MAY_SEND if _may_send(by_rank[min(apart)], apart) else Seen.SMALLER_GROUP
-    note = said.of(sentence(ranks_text(apart)), ranks_text(added))
+    note = said.of(apart, added)
     return replace(
         found.with_note(note).undecided(sorted(apart | added)),
         kind="not_joined",

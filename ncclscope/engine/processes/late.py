@@ -61,10 +61,7 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         ]
     found = [_late(case, one) for one in findings]
     if any(one.role == "cause" and one.kind != LATE for one in found):
-        return [
-            replace(one, role="consequence") if one.kind == LATE and one.role == "cause" else one
-            for one in found
-        ]
+        return [as_consequence(one) if one.kind == LATE else one for one in found]
     return found
 
 

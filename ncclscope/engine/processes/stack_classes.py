@@ -39,16 +39,6 @@ class StackClass:
         """Where the ranks are: ``in all_reduce at hang.py:3 step``."""
         return f"{'in' if self.motion.op or self.motion.work else 'at'} {self.motion.text}"
 
-    @property
-    def condition(self) -> str:
-        """Whether they move."""
-        return self.motion.condition
-
-    @property
-    def samples(self) -> int:
-        """How often the stack was read."""
-        return sum(bool(stacks.threads) for stacks in self.motion.worker.stacks)
-
 
 @dataclass(frozen=True)
 class TreeNode:
@@ -109,6 +99,22 @@ def classify(motions: Iterable[Motion]) -> list[StackClass]:
         ordered = tuple(sorted(alike, key=lambda motion: motion.rank))
         classes.append(StackClass(tuple(motion.rank for motion in ordered), ordered))
     return sorted(classes, key=lambda one: (-len(one.ranks), one.ranks))
+
+
+def waiting_text(classes: Sequence[StackClass]) -> str:
+    """Return ``ranks 0 1 3 wait in all_reduce at hang.py:3 step``."""
+    return " and ".join(Seen.WAITING.of(group) for group in classes[:3])
+
+
+def seen(classes: Sequence[StackClass], gap: float) -> tuple[str, ...]:
+    """Return one line of evidence for each class; ``gap`` is in seconds."""
+    lines = []
+    for group in classes:
+        samples = sum(bool(stacks.threads) for stacks in group.motion.worker.stacks)
+        state = group.motion.condition
+        how = Seen.THE_SAME.of(samples, gap) if state == "still" else state
+        lines.append(Seen.STACKS.of(group, how))
+    return tuple(lines)
 
 
 def build_tree(motions: Mapping[int, Motion]) -> tuple[TreeNode, ...]:

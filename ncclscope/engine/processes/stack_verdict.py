@@ -29,9 +29,11 @@ from ncclscope.engine.processes.stack_classes import (
     common_depth,
     divergence_of,
     order_of,
+    seen,
+    waiting_text,
 )
 from ncclscope.wording.names import be, ranks_text, sentence
-from ncclscope.wording.stacks import Seen, at_work, place_text, seen, waiting_text
+from ncclscope.wording.stacks import Seen
 
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
@@ -104,7 +106,7 @@ def _late(
         return Judgement(
             kind="extra_call",
             summary=Seen.STILL_JOIN.of(
-                sentence(waiting_text(classes)), gap, ranks_text(motion.rank for motion in moving)
+                waiting_text(classes), gap, [motion.rank for motion in moving]
             ),
             candidates=tuple(sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
@@ -121,11 +123,8 @@ def _late(
     return unless_late(
         Judgement(
             kind="late",
-            summary=at_work(
-                [motion.rank for motion in moving],
-                one.remarked(one.why),
-                classes,
-                known=bool(one.work),
+            summary=(Seen.LATE if one.work else Seen.AT_WORK_LATE).of(
+                [motion.rank for motion in moving], one.remarked(one.why), waiting_text(classes)
             ),
             diverging=ranks,
             odd=one,
@@ -146,7 +145,7 @@ def _not_joined(
     few, many = len(waiting), len(elsewhere)
     alone = few == many == 1 and elsewhere[0].waits != "queue"
     if few > many or alone:
-        places = "; ".join(place_text(group) for group in others)
+        places = "; ".join(Seen.PLACE.of(group) for group in others)
         summary = f"{sentence(places)}, {_relation(others, inside)} {waiting_text(inside)}."
         return _named(_missing_kind(waiting), summary, others, inside, evidence)
     ops = {motion.op for motion in waiting}
@@ -154,8 +153,8 @@ def _not_joined(
     outside = sum(motion.waits in _OUTSIDE for motion in elsewhere)
     is_posted = len(ops) == 1 and not ops & (_MESSAGES | {None})
     if few + unseen < many and 2 * outside <= many and is_posted:
-        places = "; ".join(place_text(group) for group in others[:3])
-        summary = Seen.MOST_NOT.of(sentence(waiting_text(inside)), places)
+        places = "; ".join(Seen.PLACE.of(group) for group in others[:3])
+        summary = Seen.MOST_NOT.of(waiting_text(inside), places)
         return _named("extra_call", summary, inside, others, evidence)
     return _undecided([*inside, *others], "not_joined", evidence)
 
@@ -209,8 +208,8 @@ def _apart_places(
     if len(odd) > 1:
         ranks = sorted(rank for group in odd for rank in group.ranks)
         return _undecided(classes, kind, evidence, () if is_half else tuple(ranks))
-    places = "; ".join(place_text(group) for group in majority[:3])
-    summary = f"{sentence(place_text(odd[0]))}, while {places}."
+    places = "; ".join(Seen.PLACE.of(group) for group in majority[:3])
+    summary = f"{sentence(Seen.PLACE.of(odd[0]))}, while {places}."
     return _named(kind, summary, odd, majority, evidence)
 
 
@@ -246,7 +245,7 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
         ahead = all(found.ahead for found in rounds.values())
         kind = "extra_call" if ahead else "not_joined"
     lines = tuple(
-        (Seen.AHEAD if found.ahead else Seen.BEHIND).of(rank, found.reason)
+        Seen.OTHER_ROUND.of(rank, "ahead of" if found.ahead else "behind", found.reason)
         for rank, found in rounds.items()
     )
     named = f" {sentence('; '.join(lines[:2]))}." if odd else ""
@@ -294,12 +293,12 @@ def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
         evidence = seen(classes, gap)
         if len(first.ranks) * 2 <= len(elsewhere) or len(rest) > 1:
             return unless_late(_undecided(classes, "not_joined", evidence), gap)
-        summary = Seen.NONE_MOVES.of(sentence(place_text(rest[0])), place_text(first))
+        summary = Seen.NONE_MOVES.of(Seen.PLACE.of(rest[0]), Seen.PLACE.of(first))
         return unless_late(_named("not_joined", summary, rest, [first], evidence), gap)
     stuck = all(motion.waits in _STUCK for motion in elsewhere)
     return Judgement(
         kind="stalled",
-        summary=Seen.NO_WAIT.of(gap, "; ".join(place_text(group) for group in classes[:4])),
+        summary=Seen.NO_WAIT.of(gap, "; ".join(Seen.PLACE.of(group) for group in classes[:4])),
         candidates=tuple(sorted(motion.rank for motion in elsewhere)),
         confidence="ambiguous",
         role="cause" if stuck and gap >= HANG_SECONDS else "latent",
@@ -336,7 +335,7 @@ def _undecided(
     candidates: tuple[int, ...] = (),
 ) -> Judgement:
     everybody = tuple(sorted(rank for group in classes for rank in group.ranks))
-    places = "; ".join(place_text(group) for group in classes[:4])
+    places = "; ".join(Seen.PLACE.of(group) for group in classes[:4])
     more = Seen.MORE_PLACES.of(len(classes) - 4) if len(classes) > 4 else ""
     counts = " against ".join(str(len(group.ranks)) for group in classes[:4])
     return Judgement(

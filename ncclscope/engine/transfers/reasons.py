@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ncclscope.engine.transfers.engines import Engines, Joined, KvEngine
 from ncclscope.model import Rank, Transfer
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import be, plural
+from ncclscope.wording.names import plural
 from ncclscope.wording.transfers import (
     HANDSHAKE_SECONDS,
     Detail,
@@ -17,7 +17,6 @@ from ncclscope.wording.transfers import (
     clock,
     ended_text,
     listed,
-    stopped_text,
     until,
 )
 
@@ -206,12 +205,12 @@ def _sender_down(
         )
     engine = printable(sender.id)
     if stopped := sender.stopped():
-        state = Detail.IS_STOPPED.of(be(range(len(stopped))))
+        state = Detail.ARE_STOPPED.of(stopped)
         return Reason(
             Lack.SENDER,
             Lack.SENDER.of(listed(stopped), engine, state),
             at_fault=tuple(stopped),
-            evidence=(stopped_text(stopped),),
+            evidence=(Detail.STATE_T.of(listed(stopped), stopped),),
             next=_waits_for_read(receive, receiver),
         )
     silent = engines.silent(sender)

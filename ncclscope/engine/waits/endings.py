@@ -281,17 +281,12 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
         )
 
 
-def _went_on(rank: Rank) -> bool:
-    """Return whether a process exited in order."""
-    return rank.exited and not rank.details.get("ended_with")
-
-
 def have_gone_on(case: Records, rank: Rank, finding: Finding, waiting: Sequence[int]) -> bool:
     """Return whether all exited in order, and those that were in the call caught its failure."""
     peers = [case.run.by_rank[own] for own in waiting]
     blocks = finding.peers is not None and finding.peers.op in BARRIERS
     caught = blocks or all(RAISED in peer.activities for peer in peers)
-    return caught and all(map(_went_on, (rank, *peers)))
+    return caught and all(one.ended_well for one in (rank, *peers))
 
 
 def given_up(finding: Finding, waiting: Sequence[int]) -> Finding:

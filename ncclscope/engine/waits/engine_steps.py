@@ -18,9 +18,9 @@ from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 from ncclscope.model.activities import WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
-from ncclscope.wording import notes as wording
 from ncclscope.wording.ends import Ends
-from ncclscope.wording.names import ranks_text
+from ncclscope.wording.names import ranks_text, site_text
+from ncclscope.wording.notes import Note, idle_after, method_text, step_text
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -116,14 +116,14 @@ def _engines(run: Run) -> dict[str, Rank]:
 
 def _doing(rank: Rank, engine: Rank | None) -> str:
     """Return what ranks of one group do, with a placeholder ``{since}`` for its duration."""
-    step = wording.step_text(rank.last_step())
+    step = step_text(rank.last_step())
     at = _lasting(rank, "step")
     if at is not None and at.detail == "sample_tokens":
         return f"in sample_tokens of {step}"
     if is_idle(rank):
         sent = None if engine is None else engine.activities.get("enqueue")
         unseen = sent if sent is not None and _unseen(rank, sent) else None
-        return wording.idle_after(rank.last_step(), unseen)
+        return idle_after(rank.last_step(), unseen)
     return f"in {step}"
 
 
@@ -180,7 +180,7 @@ def _call(members: Sequence[Rank]) -> str:
     ):
         return ""
     label = members[0].logs[first.comm].communicator.label or first.comm[:12]
-    return wording.in_call(first, label)
+    return Note.IN_CALL.of(first.seq, label, f"{first.op}{site_text(first)}")
 
 
 def _step_of_divergence(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
@@ -200,7 +200,8 @@ def _step_of_divergence(run: Run, cause: Finding, singled: Rank) -> Iterator[str
             if step is not None and step != rank.last_step():
                 found.append((rank, step))
     if found:
-        yield wording.belongs(cause.comm, cause.seq, found)
+        steps = [f"to {step_text(step)} on {ranks_text([one.rank])}" for one, step in found]
+        yield Note.BELONGS.of(cause.seq, cause.comm, ", ".join(steps))
 
 
 def was_killed(records: Records) -> bool:
@@ -234,10 +235,18 @@ def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
     """Yield what an engine waits for: the other engines, between steps, or its workers."""
     call = engine.last_call()
     if engine.details.get("stopped"):
-        yield wording.engine_stopped(name, engine)
+        yield Note.ENGINE_STOPPED.of(name, engine)
     elif call is not None and call.state is not State.COMPLETED:
-        yield wording.engine_in_call(name, engine, engine.logs[call.comm].communicator, call)
+        comm = engine.logs[call.comm].communicator
+        yield Note.ENGINE_IN_CALL.of(name, engine, call, comm)
     elif _lasting(engine, "dequeue") is not None:
         workers = [rank.rank for rank in run.ranks if rank.labels.get("engine") == name]
         sent = engine.activities.get("enqueue")
-        yield wording.engine_waits(name, engine, _longest([engine]), workers, sent)
+        yield Note.ENGINE_WAITS.of(
+            name,
+            engine,
+            _longest([engine]),
+            workers or Note.WORKERS,
+            workers=workers,
+            call=method_text(sent),
+        )

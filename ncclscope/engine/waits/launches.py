@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Run
-from ncclscope.wording import waits as wording
+from ncclscope.wording.waits import Wait, launches_cooperatively
 
 
 def contention(run: Run, here: PendingCall, there: PendingCall) -> tuple[tuple[str, ...], str]:
@@ -24,13 +24,7 @@ def contention(run: Run, here: PendingCall, there: PendingCall) -> tuple[tuple[s
         return (), ""
     for pending, other in ((here, there), (there, here)):
         if lines := tuple(dict.fromkeys(_lines(run, pending))):
-            return lines, wording.Wait.HOLDS_SMS.of(
-                holder=other.call.op,
-                holding=other.comm,
-                op=pending.call.op,
-                comm=pending.comm,
-                backend=other.comm.backend,
-            )
+            return lines, Wait.HOLDS_SMS.of(other, pending)
     return (), ""
 
 
@@ -44,4 +38,4 @@ def _lines(run: Run, pending: PendingCall) -> Iterator[str]:
         if not isinstance(about, Mapping):
             continue
         sms, of = (n if isinstance(n := about.get(k), int) else 0 for k in ("sms", "of"))
-        yield wording.launches_cooperatively(library, sms, of)
+        yield launches_cooperatively(library, sms, of)

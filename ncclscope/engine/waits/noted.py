@@ -18,10 +18,11 @@ from ncclscope.model.activities import (
     INIT,
     LOAD,
     RAISED,
+    STORE_SET,
     STORE_WAIT,
 )
 from ncclscope.untrusted import printable
-from ncclscope.wording import notes as wording
+from ncclscope.wording.notes import CONNECTING, SHOWN, Note, activity_text, lasted
 
 _AT_WORK = (COMPILE, LOAD)
 _WAITING = (INIT, COMM_INIT, STORE_WAIT)
@@ -61,7 +62,7 @@ class Noted:
     @property
     def text(self) -> str:
         """What it is, to follow "it is": ``in torch.compile of step (train.py:33)``."""
-        return wording.activity_text(self.activity)
+        return activity_text(self.activity)
 
     @property
     def method(self) -> str:
@@ -72,7 +73,7 @@ class Noted:
     def key(self) -> str:
         """The key that a process waits for at a store; empty where it waits for none."""
         method, key = _asked(self.activity)
-        return key if self.name == STORE_WAIT and method not in wording.CONNECTING else ""
+        return key if self.name == STORE_WAIT and method not in CONNECTING else ""
 
     @property
     def is_barrier(self) -> bool:
@@ -87,7 +88,7 @@ class Noted:
     @property
     def clause(self) -> str:
         """The activity and its duration: ``has been in torch.compile of step ... for 84 s``."""
-        return wording.lasted(self.activity, self.seconds)
+        return lasted(self.activity, self.seconds)
 
 
 def lasting(rank: Rank, name: str) -> Noted | None:
@@ -195,7 +196,7 @@ def key_of(activity: Activity) -> str:
 
 def _asked(activity: Activity) -> tuple[str, str]:
     """Return the method that a process called at a store, and the key or address it asked for."""
-    method, _, key = printable(activity.detail or "")[: wording.SHOWN].partition(" ")
+    method, _, key = printable(activity.detail or "")[:SHOWN].partition(" ")
     return method, key
 
 
@@ -214,7 +215,7 @@ def raised(records: Records, rank: Rank) -> tuple[str, float] | None:
     # The call that raised was recorded just before.
     if quiet is not None and rank.last_call(transfers=True) is not None and age > quiet:
         return None
-    return printable(activity.detail)[: wording.SHOWN], age
+    return printable(activity.detail)[:SHOWN], age
 
 
 def raised_in(rank: Rank, call: Call) -> str:
@@ -225,7 +226,7 @@ def raised_in(rank: Rank, call: Call) -> str:
     activity, site = rank.activities.get(RAISED), call.user_site or call.site
     if activity is None or not activity.detail or site is None or not call.time_ns:
         return ""
-    what, _, where = printable(activity.detail)[: wording.SHOWN].partition(" at ")
+    what, _, where = printable(activity.detail)[:SHOWN].partition(" at ")
     return what if where == site and activity.since_ns >= call.time_ns else ""
 
 
@@ -234,7 +235,7 @@ def thread_ended(rank: Rank) -> str:
     activity = rank.activities.get(RAISED)
     if activity is None or not activity.number or rank.exited or rank.details.get("ended_with"):
         return ""
-    return printable(activity.detail or "")[: wording.SHOWN]
+    return printable(activity.detail or "")[:SHOWN]
 
 
 def raised_line(records: Records, rank: Rank) -> str:
@@ -242,18 +243,19 @@ def raised_line(records: Records, rank: Rank) -> str:
     activity = rank.activities.get(RAISED)
     if activity is None or not activity.detail or rank.last_seen_ns is None:
         return ""
-    what = printable(activity.detail)[: wording.SHOWN]
+    what = printable(activity.detail)[:SHOWN]
     age = max(0.0, (rank.last_seen_ns - activity.since_ns) / 1e9)
-    thread = None
+    then = "" if raised(records, rank) is None else str(Note.POSTED_NOTHING)
     if activity.number:
-        thread = not rank.details.get("ended_with")
-    posted = raised(records, rank) is None
-    return wording.raised_before(rank, what, age, posted=posted, thread=thread)
+        then += str(Note.ENDED_PROCESS if rank.details.get("ended_with") else Note.ENDED_THREAD)
+    return Note.RAISED.of(rank.rank, what, age, then)
 
 
 def last_key_line(rank: Rank) -> Iterator[str]:
     """Yield the last key that a process set at a store, if it set one."""
-    if text := wording.last_key(rank):
+    own = rank.activities.get(STORE_SET)
+    if own is not None and own.detail:
+        text = Note.LAST_KEY.of(rank.rank, printable(own.detail)[:SHOWN])
         yield Fact.of_call(text, (), [rank.rank])
 
 
@@ -277,7 +279,7 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
         return  # nothing comes any more
     waited = (rank.last_seen_ns - pending.call.time_ns) / 1e9
     if 0 <= waited < limit:
-        yield wording.timeout_comes(pending.comm, limit - waited)
+        yield Note.TIMEOUT_COMES.of(pending.comm, limit, limit - waited)
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:
@@ -287,5 +289,6 @@ def timeout_text(rank: Rank, noted: Noted) -> str:
         return ""
     if noted.activity.until_ns is not None:
         timed_out = noted.seconds >= _NEARLY * limit  # else another error ended it
-        return wording.timeout_of_wait(rank, limit, None) if timed_out else ""
-    return wording.timeout_of_wait(rank, limit, limit - noted.seconds)
+        return Note.TIMEOUT_ENDED.of(rank.rank, limit) if timed_out else ""
+    left = limit - noted.seconds
+    return Note.TIMEOUT_ENDS.of(rank.rank, limit, f"in {left:.0f} s" if left > 0 else "now")

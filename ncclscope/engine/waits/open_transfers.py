@@ -119,19 +119,17 @@ def _finding(
             comm = case.run.communicators[last.comm]
             evidence.append(Half.LAST_CALL.of(peer, last, comm, line))
     waiting = [one.rank for one in found]
-    lack = Half.NO_RECEIVE if first.call.op == "send" else Half.NO_SEND
     return Finding(
         kind=_KIND,
         hangs=may_come(case, first.peers) or None,
-        summary=lack.of(
+        summary=Half.NO_OTHER_SIDE.of(
             who=who_text(case.run, waiting),
             waiting=waiting,
-            call=first.call,
+            one=first,
             any="" if first.call.peer is not None else Half.FROM_ANY,
-            comm=first.comm,
             site=site_text(first.call),
             peer=who_text(case.run, first.peers),
-            peers=first.peers,
+            lack="receive" if first.call.op == "send" else "send",
         ),
         comm=first.comm,
         seq=first.call.seq if len(found) == 1 else None,

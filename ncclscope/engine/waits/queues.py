@@ -10,7 +10,8 @@ from ncclscope.engine.records import Records
 from ncclscope.engine.waits.noted import seconds_of
 from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import QueueState
-from ncclscope.wording import waits as wording
+from ncclscope.wording.names import plural
+from ncclscope.wording.waits import Queue
 
 _WRITER = -1
 
@@ -38,8 +39,15 @@ class Unread:
     @property
     def text(self) -> str:
         """The state in words."""
-        waited = self.seconds if self.missed or self.is_full else None
-        return wording.unread(self.rank, self.writer, self.blocks, waited, missed=self.missed)
+        said = Queue.MISSED if self.missed else Queue.UNREAD
+        return said.of(
+            who=f"rank {self.rank.rank}" if self.rank.rank >= 0 else f"pid {self.rank.pid}",
+            blocks=plural(len(self.blocks), "block"),
+            of="" if self.writer is None else f" of pid {self.writer.pid}",
+            numbers=", ".join(map(str, self.blocks[:8])),
+            seconds=self.seconds,
+            wait=Queue.FOR_ROOM.of(self.seconds) if self.is_full else "",
+        )
 
 
 def unread_blocks(records: Records) -> Iterator[Unread]:

@@ -48,13 +48,7 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         confidence="likely",
         role="cause",
         analyzer=analyzer,
-        evidence=tuple(
-            Fact.of_call(
-                Half.LACKS.of(rank=one.rank, call=one.call, number=one.number, peer=one.peer),
-                [one.rank],
-            )
-            for one in own
-        ),
+        evidence=tuple(Fact.of_call(Half.LACKS.of(one), [one.rank]) for one in own),
         inferred=(str(Half.HELD_UP),),
     )
 
@@ -93,8 +87,8 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
         others = {count for other, count in reached.items() if other != rank}
         if len(reached) > 2 and len(others) == 1 and reached[rank] not in others:
             (common,) = others
-            side = Half.FEWER if reached[rank] < common else Half.MORE
-            return rank, side.of(reached[rank], common)
+            side = "fewer" if reached[rank] < common else "more"
+            return rank, Half.DIFFERS.of(reached[rank], side, common)
     return None
 
 

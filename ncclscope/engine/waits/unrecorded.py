@@ -16,9 +16,9 @@ from ncclscope.engine.processes.positions import Position, is_inside_unrecorded
 from ncclscope.engine.waits.endings import failed, status_of
 from ncclscope.model import Finding, Rank, State
 from ncclscope.untrusted import printable
-from ncclscope.wording.ends import Ended, Ends
+from ncclscope.wording.ends import Ends
 from ncclscope.wording.names import call_on, rank_text, site_text, who_text
-from ncclscope.wording.waits import Unrecorded, Wait
+from ncclscope.wording.waits import Place, Unrecorded, Wait
 
 ANALYZER = "decision"
 
@@ -29,6 +29,7 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 """Errors of a process that ends because a peer is gone."""
+_SHOWN = 120
 
 
 def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
@@ -241,8 +242,10 @@ def _error(rank: Rank) -> str:
     return printable(str(rank.details.get("ended_with") or ""))
 
 
-def _ending(rank: Rank) -> Ended:
-    return Ended(_error(rank), rank.exited)
+def _ending(rank: Rank) -> str:
+    if error := _error(rank):
+        return Place.ENDED_WITH.of(error[:_SHOWN].rstrip(": "))
+    return str(Place.ENDED_WELL if rank.exited else Place.ENDED)
 
 
 def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:

@@ -20,10 +20,11 @@ from ncclscope.engine.waits.endings import (
 )
 from ncclscope.engine.waits.minority import take_sides
 from ncclscope.engine.waits.waits import PendingCall
-from ncclscope.model import Communicator, Fact, Finding, Rank
-from ncclscope.wording import ends as say
-from ncclscope.wording.ends import End, Ending
-from ncclscope.wording.not_joined import no_record, not_posted, only_completed, posted, wait_for
+from ncclscope.model import Call, Communicator, Fact, Finding, Rank
+from ncclscope.wording.ends import Dead, End, Ending
+from ncclscope.wording.names import call_on, made_text, rank_text
+from ncclscope.wording.not_joined import Join
+from ncclscope.wording.waits import Wait
 
 _SHOWN = 4
 
@@ -53,23 +54,32 @@ def _without_store(
     (number,) = finding.diverging_ranks
     host = store_host(case, case.waits, rank)
     how = None if host is None else case.how_it_ended(host) or without_note(host)
-    served = None if host is None else host.rank
-    summary = say.without_store(case.run, number, waiting, pending.comm, pending.call, served, how)
+    who, where = rank_text(case.run, number), call_on(pending.comm, pending.call)
+    wait = Wait.FOR.of(waiting=waiting, whom=f"rank {number}", where=where)
     if host is None:
         return replace(
             finding.undecided(
                 one.rank for one in case.run.ranks if one is rank or not (one.exited or one.alive)
             ),
-            summary=summary,
-            inferred=(*finding.inferred, say.SERVER_ENDED),
+            summary=Dead.NO_SERVER.of(who=who, wait=wait),
+            inferred=(*finding.inferred, Dead.SERVER_ENDED.of()),
         )
     return replace(
         finding.naming((host.rank,)),
-        summary=summary,
+        summary=Dead.SERVER.of(host=rank_text(case.run, host.rank), how=how, who=who, wait=wait),
         odd=host.last_call(),
         evidence=(*finding.evidence, Fact.of_end(host.rank, how)),
-        inferred=(*finding.inferred, say.ended_before(host.rank, number)),
+        inferred=(*finding.inferred, Dead.ENDED_BEFORE.of(host.rank, number)),
     )
+
+
+def _posted_by_all(comm: Communicator, call: Call, past: Sequence[int]) -> Fact:
+    """Return that all members posted a call, and which of them completed it."""
+    where = call_on(comm, call)
+    posted = Join.POSTED_NONE.of(comm.ranks, where)
+    if past:
+        posted = Join.POSTED_ONLY.of(comm.ranks, where, past)
+    return Fact.of_call(posted, comm.ranks, past)
 
 
 def _no_record(case: Case) -> Ending:
@@ -155,7 +165,7 @@ class DeadRank:
         elif tie:
             yield replace(
                 finding.undecided(sides.candidates),
-                inferred=(say.extra_or_too_early(sides.waiting, finding.diverging_ranks),),
+                inferred=(Dead.TOO_EARLY.of(sides.waiting, finding.diverging_ranks),),
             )
 
     def _silent_in_calls(self, case: Case) -> Iterable[Finding]:
@@ -201,7 +211,9 @@ class DeadRank:
                 continue
             yield Finding(
                 kind=self.name,
-                summary=say.completed_and_failed(past, comm, call, inside, seconds),
+                summary=Dead.FAILED_PAST.of(
+                    past=past, where=call_on(comm, call), inside=inside, seconds=seconds
+                ),
                 comm=comm,
                 seq=call.seq,
                 diverging_ranks=tuple(past),
@@ -209,12 +221,10 @@ class DeadRank:
                 peers=call,
                 confidence="likely",
                 evidence=(
-                    Fact.of_call(
-                        posted(comm.ranks, comm, call, only_completed(past)), comm.ranks, past
-                    ),
+                    _posted_by_all(comm, call, past),
                     Fact("; ".join(f"rank {n}: {how}" for n, how in hows.items()), past[0]),
                 ),
-                inferred=(say.HAVE_NOT_COMPLETED,),
+                inferred=(Dead.NOT_COMPLETED.of(),),
             )
 
     def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> Ending | None:
@@ -235,22 +245,26 @@ class DeadRank:
         rank, call = case.run.by_rank[number], case.waits.heads[number]
         past = [one for one in comm.ranks if one not in inside]
         how = Ending(End.HEARTBEAT, seconds)
+        state = Dead.MAY_BE_STUCK if rank.alive else Dead.MAY_BE_STOPPED
+        if rank.details.get("stopped"):
+            state = Dead.BY_SIGNAL
         return Finding(
             kind="stalled" if rank.alive else self.name,
-            summary=say.silent(case.run, rank, comm, call, past, how),
+            summary=Dead.SILENT.of(
+                who=rank_text(case.run, number),
+                state=state,
+                how=how,
+                where=call_on(comm, call),
+                done=Dead.ONLY_DONE.of(past) if past else Dead.NONE_DONE,
+            ),
             comm=comm,
             seq=call.seq,
             diverging_ranks=(number,),
             odd=call,
             peers=case.waits.heads[living[0]],
             confidence="likely",
-            evidence=(
-                Fact.of_call(
-                    posted(comm.ranks, comm, call, only_completed(past)), comm.ranks, past
-                ),
-                Fact.of_end(number, how),
-            ),
-            inferred=(say.STUCK_PROCESS,),
+            evidence=(_posted_by_all(comm, call, past), Fact.of_end(number, how)),
+            inferred=(Dead.STUCK_PROCESS.of(),),
         )
 
     def _missed_by_all(self, case: Case, number: int, waiting: tuple[int, ...]) -> bool:
@@ -278,46 +292,47 @@ class DeadRank:
     ) -> Finding:
         rank = case.run.by_rank.get(number)
         pending, waiting = self._missed_call(case, number, waiting)
-        missed = pending.comm, pending.call
+        where, who = call_on(pending.comm, pending.call), rank_text(case.run, number)
         evidence: list[str] = [
-            Fact.of_call(posted(waiting, *missed), waiting)
+            Fact.of_call(Join.POSTED.of(waiting, where), waiting)
             if rank is None
-            else Fact.of_call(posted(waiting, *missed, not_posted(number)), waiting, [number])
+            else Fact.of_call(Join.POSTED_ALONE.of(waiting, where, number), waiting, [number])
         ]
         last, at_once = None, False
         if rank is None:
-            evidence.append(Fact.of_call(no_record(number), (), [number]))
+            evidence.append(Fact.of_call(Join.NO_RECORD.of(number), (), [number]))
             no_ring = how.code is End.NO_RECORD
-            evidence.append(say.MAY_LIE_ELSEWHERE if no_ring else say.MAY_BE_ALIVE)
+            evidence.append((Dead.RING_ELSEWHERE if no_ring else Dead.NO_DUMP_YET).of())
         else:
             evidence.append(Fact.of_end(number, how))
             if at_once := case.lost_by_peers(rank):
                 ends = ((n, case.run.by_rank[n].details.get("ended_with")) for n in waiting)
-                evidence += [
-                    Fact.of_rank(n, say.ended_with(n, error)) for n, error in ends if error
-                ][:_SHOWN]
+                evidence += [Fact.of_rank(n, Dead.WITH.of(n, error)) for n, error in ends if error][
+                    :_SHOWN
+                ]
             last = rank.last_call()
             if last is not None:
-                evidence.append(say.made(rank, case.run.communicators[last.comm].label, last))
+                label = case.run.communicators[last.comm].label
+                evidence.append(Dead.MADE.of(made_text([rank]), last, label))
         undumped, silent = how.code is End.NO_DUMP, how.code is End.HEARTBEAT
-        code = "stuck" if undumped or silent else "dead"
-        if how.code in (End.EXITED, End.NO_RECORD):
-            code = "exited" if how.code is End.EXITED else "no_record"
+        code = Dead.STUCK if undumped or silent else Dead.GONE
+        code = {End.EXITED: Dead.EXITED, End.NO_RECORD: Dead.NO_RECORD}.get(how.code, code)
         # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
         alone = rank is not None or len(lost) == 1
-        wait = wait_for(waiting, "it" if alone else f"rank {number}", *missed)
+        whom = "it" if alone else f"rank {number}"
+        wait = Wait.FOR.of(waiting=waiting, whom=whom, where=where)
         likely = rank is None or silent or at_once
-        inferred = [say.SILENT] if silent else []
+        inferred = [Dead.NO_HEARTBEAT.of()] if silent else []
         candidates = set(lost)
         if len(lost) > len(case.run.by_rank):
             candidates.update(waiting)
-            inferred.append(say.most_missing(waiting))
+            inferred.append(Dead.FEW_RECORDS.of(waiting))
         return Finding(
             kind=self.name,
-            summary=say.missed(case.run, number, how, code, wait)
+            summary=code.of(who=who, number=number, how=how, wait=wait)
             if alone
-            else say.several_missing(lost, wait, dumps=undumped),
+            else (Dead.NO_DUMPS if undumped else Dead.NO_RECORDS).of(lost, wait),
             comm=pending.comm,
             seq=pending.call.seq,
             diverging_ranks=(number,) if alone else (),

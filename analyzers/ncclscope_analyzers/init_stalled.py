@@ -24,7 +24,7 @@ from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.wording import startup as say
 from ncclscope.wording.names import sentence
-from ncclscope.wording.not_joined import no_record
+from ncclscope.wording.not_joined import Join
 
 _SHOWN = 4
 _Waiting = dict[int, Noted]
@@ -220,7 +220,7 @@ class InitStalled:
             rank = run.by_rank.get(number)
             if rank is None:
                 known = number in run.unrecorded
-                evidence.append(_doing(case, number) if known else no_record(number))
+                evidence.append(_doing(case, number) if known else Join.NO_RECORD.of(number))
                 continue
             evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:

@@ -37,8 +37,8 @@ from ncclscope.engine.waits.transfers import stuck_transfers
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
 from ncclscope.model import Fact, Finding, Rank
-from ncclscope.wording import not_joined as say
-from ncclscope.wording.names import sentence
+from ncclscope.wording.names import call_on, sentence, site_text, who_text
+from ncclscope.wording.not_joined import Join, Was, last_call
 
 _SHOWN = 4
 
@@ -129,7 +129,7 @@ class NotJoined:
         elif living:
             yield replace(
                 self._absent(case, living, pending).undecided(sides.candidates),
-                inferred=(say.extra_or_held_up(sides.waiting, living),),
+                inferred=(Join.HELD_UP.of(sides.waiting, living),),
             )
 
     def _without_key(
@@ -143,18 +143,22 @@ class NotJoined:
             finding.undecided(sorted({*waiting, *absent})),
             evidence=(*finding.evidence, *lines),
             awaited=key,
-            inferred=(say.key_not_set(waiting, absent, key),),
+            inferred=(
+                Join.KEY_NOT_SET.of(waiting, key, absent)
+                if key
+                else Join.KEYS_NOT_SET.of(waiting, absent),
+            ),
         )
 
     def _alone(self, case: Case, sides: Sides, pending: PendingCall) -> Finding:
         """Describe a call in which few ranks wait and which most have not posted."""
         few, many = sides.waiting, sides.absent
-        missed = pending.comm, pending.call
-        evidence: list[str] = [Fact.of_call(say.posted_and_wait(few, *missed), few)]
+        call = {"where": call_on(pending.comm, pending.call), "site": site_text(pending.call)}
+        evidence: list[str] = [Fact.of_call(Join.WAIT.of(ranks=few, **call), few)]
         for number in many:
             rank = case.run.by_rank.get(number)
             if rank is None:
-                evidence.append(Fact.of_call(say.no_record(number), (), [number]))
+                evidence.append(Fact.of_call(Join.NO_RECORD.of(number), (), [number]))
                 continue
             evidence += [
                 Fact.of_rank(number, line) for line in self._whereabouts(case, rank, pending)
@@ -162,13 +166,16 @@ class NotJoined:
             evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
                 evidence.append(Fact.of_end(number, how))
-        why = say.MOST_DO_NOT
+        why = Join.MOST_DO_NOT.of()
         if (wait := doing_in_common(case.run, many)) is not None:
-            why = say.wait_in(many, wait.text, wait.seconds)
+            code = Join.IT_WAITS if len(many) == 1 else Join.THEY_WAIT
+            why = code.of(wait.text, wait.seconds)
             evidence += [line for n in few for line in last_key_line(case.run.by_rank[n])]
         return Finding(
             kind="extra_call",
-            summary=say.wait_alone(case.run, few, *missed, many, why),
+            summary=Join.ALONE.of(
+                who=who_text(case.run, few), ranks=few, absent=many, why=why, **call
+            ),
             comm=pending.comm,
             seq=pending.call.seq,
             diverging_ranks=few,
@@ -178,7 +185,7 @@ class NotJoined:
             awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
                 describe_sides(sides),
-                say.unknown_outside(many),
+                Join.OUTSIDE.of(many),
             ),
             extent=1,
         )
@@ -201,11 +208,9 @@ class NotJoined:
     ) -> Finding:
         ranks = [case.run.by_rank[number] for number in numbers]
         waiting = waiting_in(case, pending)
-        one = len(ranks) == 1
+        one, where = len(ranks) == 1, call_on(pending.comm, pending.call)
         in_it, how = describe_wait(case, waiting)
-        evidence: list[str] = [
-            Fact.of_call(say.posted(waiting, pending.comm, pending.call, f", and {how}"), waiting)
-        ]
+        evidence: list[str] = [Fact.of_call(Join.POSTED_SO.of(waiting, where, how), waiting)]
         inferred = [*reasons]
         for rank in ranks:
             evidence += [
@@ -214,37 +219,37 @@ class NotJoined:
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 if round(quiet) and not is_silent(case, rank, waiting):
-                    alive = say.stayed_alive(rank.rank, quiet)
+                    alive = Join.ALIVE.of(rank.rank, quiet)
                     evidence.append(Fact.of_rank(rank.rank, alive))
                 inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
             evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)
         if case.timeless:
-            inferred.append(say.NO_TIMES)
+            inferred.append(Join.NO_TIMES.of())
         was = ""
         last = ranks[0].last_call(transfers=True)
         if all(rank.details.get("stopped") for rank in ranks):
-            was = say.stopped(ranks)
+            was = (Was.STOPPED if one else Was.ALL_STOPPED).of()
         elif all(is_idle(rank) for rank in ranks):
-            was = say.idle(ranks)
+            was = Was.IDLE.of(numbers)
         elif one and (what := thread_ended(ranks[0])):
-            was = say.thread_ended(what)
+            was = Was.THREAD.of(what)
         elif one and (error := raised(case, ranks[0])) is not None:
-            was = say.raised_before(*error)
+            was = Was.RAISED.of(error[0], error[1])
         elif one and (now := doing(ranks[0])) is not None:
-            was = f"; it {now.clause}"
+            was = Was.NOW.of(now.clause)
         elif one and (seen := seen_at(case.run, numbers[0])):
-            was = f"; it is {seen}"
+            was = Was.IS.of(seen)
         elif one and last is not None:
-            was = say.last_was(case.run, last)
+            was = Was.LAST.of(call=last, comm=case.run.communicators[last.comm])
         elif one and not ranks[0].lost:
-            was = say.POSTED_NOTHING
+            was = Was.NOTHING.of()
         late = any(_posted(rank, pending) >= pending.call.seq for rank in ranks)
         return Finding(
             kind=self.name,
-            summary=say.never_joined(
-                case.run, numbers, pending.comm, pending.call, waits=in_it + was, late=late
+            summary=(Join.NOT_REACHED if late else Join.NEVER).of(
+                who=who_text(case.run, numbers), ranks=numbers, where=where, waits=in_it, was=was
             ),
             comm=pending.comm,
             seq=pending.call.seq,
@@ -322,14 +327,16 @@ class NotJoined:
         number, posted = rank.rank, _posted(rank, pending)
         head = case.waits.heads.get(number)
         if case.waits.is_outside(number) and head is not None:
-            yield say.not_on_device(number, case.run.communicators[head.comm], head.seq)
+            yield Join.NOT_ON_DEVICE.of(number, head.seq, case.run.communicators[head.comm])
         elif posted >= pending.call.seq and head is not None:
-            yield say.not_completed_since(number, case.run.communicators[head.comm], head)
+            yield Join.NOT_SINCE.of(rank=number, head=head, comm=case.run.communicators[head.comm])
         else:
-            yield say.posted_there(number, posted)
+            yield Join.COUNT.of(number, posted)
         last = rank.last_call(transfers=True)
-        if last is not None or rank.lost:
-            yield say.last_call(case.run, number, last)
+        if last is not None:
+            yield last_call(case.run, number, last)
+        elif rank.lost:
+            yield Join.NONE_UNDER_WAY.of(number)
 
     def _elsewhere(self, case: Case, missed: set[tuple[str, int]]) -> Iterable[Finding]:
         """Yield ranks that wait in other calls because a member waits or never arrived."""
@@ -355,7 +362,7 @@ class NotJoined:
             waiting = waiting_in(case, pending)
             yield Finding(
                 kind=self.name,
-                summary=say.never_joined_by(waiting, pending.comm, pending.call, absent),
+                summary=Join.NEVER_BY.of(waiting, call_on(pending.comm, pending.call), absent),
                 comm=pending.comm,
                 seq=pending.call.seq,
                 diverging_ranks=absent,

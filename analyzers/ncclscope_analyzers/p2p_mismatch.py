@@ -23,8 +23,8 @@ from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
-from ncclscope.wording import p2p as say
-from ncclscope.wording.names import call_there, placed
+from ncclscope.wording.names import call_there, placed, plural, rank_text, site_text
+from ncclscope.wording.p2p import Unpaired, half_missing, misdirected
 
 Cycle = Sequence[tuple[int, Call]]
 """Ranks that wait for the next one each, with the calls in which they wait."""
@@ -111,10 +111,13 @@ class P2pMismatch:
             call_there(case.run.communicators[call.comm], call)
             for call in (left.expected, left.posted)
         )
-        place = left.step, left.number
+        rank, who = left.rank, rank_text(case.run, left.rank)
+        code = Unpaired.SKIPPED if left.skipped else Unpaired.LEFT_ORDER
         return Finding(
             kind="missing_call" if left.skipped else self.name,
-            summary=say.left_order(case.run, left.rank, place, expected, now, skipped=left.skipped),
+            summary=code.of(
+                who=who, expected=expected, posted=now, step=left.step, number=left.number
+            ),
             comm=case.run.communicators[left.expected.comm],
             # Transfers and the calls of several communicators have no common number.
             seq=None,
@@ -123,10 +126,11 @@ class P2pMismatch:
             peers=left.expected,
             confidence="likely",
             evidence=(
-                *say.order_left(left.rank, place, (expected, left.expected), (now, left.posted)),
+                Unpaired.IN_STEP.of(rank, left.number, left.step, now, site_text(left.posted)),
+                Unpaired.IN_STEPS_BEFORE.of(expected, site_text(left.expected)),
                 *_cycle_lines(case, cycle),
             ),
-            inferred=(say.others_kept_order(left.rank),),
+            inferred=(Unpaired.OTHERS_KEPT.of(rank),),
         )
 
     def _cycle(self, case: Case, finding: Finding, cycle: Cycle) -> Finding:
@@ -135,13 +139,13 @@ class P2pMismatch:
         if len(cycle) < 3:
             return replace(finding, evidence=evidence)
         ranks = tuple(sorted(rank for rank, _ in cycle))
-        collectives = any(call.op not in P2P_OPS for _, call in cycle)
+        mixed = any(call.op not in P2P_OPS for _, call in cycle)
         return replace(
             finding,
-            summary=say.cycle(ranks, finding.summary, collectives=collectives),
+            summary=(Unpaired.MIXED_CYCLE if mixed else Unpaired.CYCLE).of(ranks, finding.summary),
             candidate_ranks=ranks,
             evidence=evidence,
-            inferred=(say.OPEN,),
+            inferred=(Unpaired.OPEN.of(),),
         )
 
     def _short(
@@ -149,16 +153,18 @@ class P2pMismatch:
     ) -> Iterable[Finding]:
         """Describe a rank with fewer transfers than its neighbours, and the ranks behind them."""
         own = [transfer for transfer in found if transfer.peer == diverging]
-        first, who = own[0], (case.run, diverging)
-        halves = "; ".join(say.wait_for_it(one.rank, one.call, one.number) for one in own)
-        late = may_come(case, [diverging])
+        first, who = own[0], rank_text(case.run, diverging)
+        halves = "; ".join(
+            half_missing(Unpaired.HALF, one.call, rank=one.rank, number=one.number) for one in own
+        )
+        late, comm = may_come(case, [diverging]), first.pair.comm
         stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
         joins = case.waits.ends.get(diverging, ()) if late else ()
         yield Finding(
             kind="not_joined" if late else self.name,
-            summary=say.late(*who, first.pair.comm, halves, joins)
-            if late
-            else say.unlike_neighbours(*who, first.pair.comm, halves),
+            summary=Unpaired.LATE_FOR_ALL.of(who=who, comm=comm, halves=halves, joins=joins)
+            if joins
+            else (Unpaired.LATE if late else Unpaired.UNLIKE).of(who, comm, halves),
             comm=first.pair.comm,
             # Transfers are not collectives, and are numbered separately.
             seq=None,
@@ -173,7 +179,7 @@ class P2pMismatch:
                     for rank in joins
                 ),
             ),
-            inferred=(say.why(diverging, reason, is_late=late),),
+            inferred=((Unpaired.IS_LATE if late else Unpaired.DIVERGED).of(diverging, reason),),
             hangs=late or None,
         )
         for transfer in found:
@@ -182,20 +188,35 @@ class P2pMismatch:
 
     def _missing(self, case: Case, transfer: StuckTransfer, role: str) -> Finding:
         pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
-        unseen, ends = _unseen_peers(case, peer), (pair.sender, pair.receiver)
+        unseen, ends = _unseen_peers(case, peer), {"sender": pair.sender, "receiver": pair.receiver}
         last = case.run.by_rank[peer].last_call()
         evidence = [
-            say.counts(*ends, len(pair.sends), len(pair.receives), paired=transfer.number - 1),
-            say.pending(rank, call),
+            Unpaired.COUNTS.of(
+                **ends,
+                sends=plural(len(pair.sends), "send"),
+                receives=plural(len(pair.receives), "receive"),
+                paired=transfer.number - 1,
+            ),
+            Unpaired.PENDING.of(rank=rank, call=call, site=site_text(call)),
             transfer.proof,
         ]
         if last is not None:
-            evidence.append(say.last_collective(peer, case.run.communicators[last.comm], last))
+            comm = case.run.communicators[last.comm]
+            text = Unpaired.LAST.of(rank=peer, call=last, comm=comm, site=site_text(last))
+            evidence.append(text)
         if unseen:
-            evidence.append(say.with_unseen(peer, unseen))
+            evidence.append(Unpaired.UNSEEN.of(peer, unseen))
         return Finding(
             kind=self.name,
-            summary=say.missing(case.run, pair.comm, call, rank, peer, (transfer.number, *ends)),
+            summary=half_missing(
+                Unpaired.MISSING,
+                call,
+                who=rank_text(case.run, rank),
+                whom=rank_text(case.run, peer),
+                comm=pair.comm,
+                number=transfer.number,
+                **ends,
+            ),
             comm=pair.comm,
             seq=call.seq,
             candidate_ranks=tuple(sorted({rank, peer, *unseen})),
@@ -203,7 +224,7 @@ class P2pMismatch:
             confidence="ambiguous",
             role=role,
             evidence=tuple(evidence),
-            inferred=(say.OPEN if unseen else say.OPEN_PAIR,),
+            inferred=((Unpaired.OPEN if unseen else Unpaired.OPEN_PAIR).of(),),
         )
 
     def _misdirected(self, case: Case, found: Sequence[StuckTransfer], diverging: int) -> Finding:
@@ -211,18 +232,20 @@ class P2pMismatch:
         own = sorted(found, key=lambda transfer: transfer.rank != diverging)
         first = own[0]
         unread = [
-            say.not_received(pair.sender, len(pair.sends), len(pair.receives))
+            Unpaired.NOT_RECEIVED.of(
+                pair.sender, plural(len(pair.sends), "time"), plural(len(pair.receives), "receive")
+            )
             for pair in _unreceived(case, first)
         ]
 
-        why = say.ONLY_SHARED
+        why = Unpaired.ONLY_SHARED.of()
         if unread:
-            why = say.never_received(first.peer)
+            why = Unpaired.NEVER_RECEIVED.of(first.peer)
         elif first.rank == diverging and first.number == 1 and len(own) == 2:
-            why = say.new_pair(first.peer, own[-1].rank)
+            why = Unpaired.NEW.of(first.peer, own[-1].rank)
         return Finding(
             kind=self.name,
-            summary=say.misdirected(
+            summary=misdirected(
                 case.run,
                 diverging,
                 first.pair.comm,
@@ -236,7 +259,7 @@ class P2pMismatch:
             peers=own[1].call if len(own) > 1 else None,
             confidence="likely",
             evidence=(*map(_stuck_line, own), *unread),
-            inferred=(say.why(diverging, why),),
+            inferred=(Unpaired.DIVERGED.of(diverging, why),),
         )
 
     def _finding(
@@ -250,7 +273,14 @@ class P2pMismatch:
     ) -> Finding:
         return Finding(
             kind=self.name,
-            summary=say.unfit(case.run, comm, pair, sent, received, number),
+            summary=Unpaired.UNFIT.of(
+                sender=rank_text(case.run, pair[0]),
+                receiver=rank_text(case.run, pair[1]),
+                sent=sent,
+                received=received,
+                comm=comm,
+                number=number,
+            ),
             comm=comm,
             seq=sent.seq,
             candidate_ranks=tuple(sorted(pair)),
@@ -258,11 +288,16 @@ class P2pMismatch:
             peers=received,
             confidence="ambiguous",
             evidence=(
-                say.match_until(*pair, number),
+                Unpaired.MATCH.of(number - 1, pair[0], pair[1])
+                if number > 1
+                else Unpaired.FIRST.of(pair[0], pair[1]),
                 f"rank {pair[0]}: {placed(sent)}",
                 f"rank {pair[1]}: {placed(received)}",
             ),
-            inferred=(*((say.BY_SIZE,) if has_tags(comm) else ()), say.OPEN_PAIR),
+            inferred=(
+                *((Unpaired.BY_SIZE.of(),) if has_tags(comm) else ()),
+                Unpaired.OPEN_PAIR.of(),
+            ),
         )
 
 
@@ -274,12 +309,18 @@ def _cycle_lines(case: Case, cycle: Cycle) -> Iterable[str]:
 
 
 def _stuck_line(one: StuckTransfer) -> str:
-    return say.after_others(one.rank, one.call, one.number - 1, one.proof)
+    return Unpaired.AFTER.of(
+        rank=one.rank,
+        call=one.call,
+        site=site_text(one.call),
+        before=plural(one.number - 1, "transfer"),
+        proof=one.proof,
+    )
 
 
 def _wait_line(case: Case, rank: int, awaited: int, call: Call) -> str:
     comm = case.run.communicators[call.comm]
-    return Fact.of_call(say.waits_for(rank, awaited, comm, call), [rank])
+    return Fact.of_call(Unpaired.WAITS_FOR.of(rank, awaited, call, comm), [rank])
 
 
 def _is_final(case: Case, pair: Pair, received: Call) -> bool:

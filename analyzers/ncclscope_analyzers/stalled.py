@@ -13,9 +13,9 @@ from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.model import Call, Communicator, Finding, Rank, State
-from ncclscope.wording import stalls as say
-from ncclscope.wording.not_joined import only_completed
+from ncclscope.wording.names import plural
 from ncclscope.wording.stacks import starved_text
+from ncclscope.wording.stalls import Stall
 
 _BEFORE = 64
 """Calls before one that are searched for an earlier one of its line."""
@@ -43,12 +43,14 @@ class Stalled:
             if seconds is not None and all(map(case.waits.is_outside, comm.ranks)):
                 yield self._before(case, comm, call, seconds)
             elif seconds is not None:
-                time = f"for {seconds:.0f} s"
-                yield self._finding(case, comm, call, time, say.stayed_alive(say.ALL, seconds))
+                time, proof = Stall.FOR.of(seconds), Stall.ALIVE.of(seconds)
+                yield self._finding(case, comm, call, time, proof)
             elif overdue:
-                yield self._finding(case, comm, call, say.IN_TIMEOUT, say.aborted(overdue))
+                proof = Stall.ABORTED.of(overdue)
+                yield self._finding(case, comm, call, Stall.IN_TIMEOUT, proof)
             elif _all_started(case, comm, call):
-                yield self._finding(case, comm, call, say.IN_DUMPS, say.LISTED_AS_STARTED)
+                proof = Stall.LISTED_AS_STARTED.of()
+                yield self._finding(case, comm, call, Stall.IN_DUMPS, proof)
 
     def _left_behind(self, case: Case) -> Iterable[Finding]:
         """Describe calls that completed on some devices and not on others."""
@@ -70,12 +72,17 @@ class Stalled:
             yield replace(
                 self._finding(case, comm, call, "", ""),
                 candidate_ranks=inside if few else comm.ranks,
-                summary=say.some_completed(
-                    comm, call, past, inside, seconds, _agreement(case, comm)[0]
+                summary=Stall.SOME_COMPLETED.of(
+                    comm=comm,
+                    call=call,
+                    past=past,
+                    inside=inside,
+                    seconds=seconds,
+                    agreement=_agreement(case, comm)[0],
                 ),
                 evidence=(
-                    say.posted(comm, call, only_completed(past)),
-                    say.stayed_alive(say.ALL, seconds),
+                    Stall.POSTED.of(comm=comm, call=call, how=Stall.ONLY.of(past)),
+                    Stall.ALIVE.of(seconds),
                 ),
             )
 
@@ -91,8 +98,8 @@ class Stalled:
             if call is None or any(rank in case.waits.heads for rank in comm.ranks):
                 continue  # with known progress, see below
             if all(is_last(case.run.by_rank.get(rank), call) for rank in comm.ranks):
-                proof = say.ended_in_timeout(ranks)
-                yield self._finding(case, comm, call, say.IN_TIMEOUT, proof)
+                proof = Stall.TIMED_OUT.of(ranks)
+                yield self._finding(case, comm, call, Stall.IN_TIMEOUT, proof)
 
     def _spinning(self, case: Case) -> Iterable[Finding]:
         """Describe a hang that GPU load shows where the backend does not report completion."""
@@ -113,16 +120,16 @@ class Stalled:
         comm = shared[0] if len(case.run.communicators) == 1 and shared else None
         yield Finding(
             kind=self.name,
-            summary=say.all_spin(comm, seconds),
+            summary=Stall.SPIN.of(seconds, comm or Stall.SOME_COMM),
             comm=comm,
             candidate_ranks=ranks,
             confidence="likely",
-            evidence=(say.as_many(ranks, seconds),),
-            inferred=(say.BY_LOAD, say.REASON),
+            evidence=(Stall.AS_MANY.of(ranks, seconds),),
+            inferred=(Stall.BY_LOAD.of(), Stall.REASON.of()),
         )
 
     def _finding(
-        self, case: Case, comm: Communicator, call: Call, time: str, proof: str
+        self, case: Case, comm: Communicator, call: Call, time: object, proof: str
     ) -> Finding:
         agreement, reason = _agreement(case, comm)
         slow = starved(case.run.snapshot)
@@ -133,15 +140,15 @@ class Stalled:
         ]
         return Finding(
             kind=self.name,
-            summary=say.none_completed(comm, call, time, agreement),
+            summary=Stall.NONE_COMPLETED.of(comm=comm, call=call, time=time, agreement=agreement),
             comm=comm,
             seq=call.seq,
             candidate_ranks=comm.ranks,
             peers=call,
             confidence="likely",
             evidence=(
-                say.posted(comm, call, only_completed(())),
-                say.before_completed(call),
+                Stall.POSTED.of(comm=comm, call=call, how=Stall.NONE),
+                Stall.BEFORE.of(plural(call.seq - 1, "call")),
                 proof,
             ),
             inferred=tuple(filter(None, reasons)),
@@ -152,12 +159,14 @@ class Stalled:
         finding = self._finding(case, comm, call, "", "")
         return replace(
             finding,
-            summary=say.none_reached(comm, call, seconds, _agreement(case, comm)[0]),
-            evidence=(
-                say.posted(comm, call, say.NOT_ENTERED),
-                say.stayed_alive(say.ALL, seconds),
+            summary=Stall.NONE_REACHED.of(
+                comm=comm, call=call, seconds=seconds, agreement=_agreement(case, comm)[0]
             ),
-            inferred=(say.EARLIER_WORK,),
+            evidence=(
+                Stall.POSTED.of(comm=comm, call=call, how=Stall.NO_DEVICE),
+                Stall.ALIVE.of(seconds),
+            ),
+            inferred=(Stall.EARLIER_WORK.of(),),
         )
 
     def _transfer(self, case: Case, half: _Half) -> Iterable[Finding]:
@@ -167,24 +176,31 @@ class Stalled:
         seconds = case.longest_common_quiet(pair)
         if seconds is None:
             return
-        why, reason = say.ITSELF, say.REASON
+        why, reason = Stall.ITSELF, Stall.REASON
         if "nccl" not in comm.backend:  # NCCL has no tags
-            why, reason = say.TAGS_MAY_DIFFER, say.TAGS
+            why, reason = Stall.TAGS_MAY_DIFFER, Stall.TAGS
         ahead = case.run.by_rank[half.rank].last_call(transfers=True) != half.call
         yield Finding(
             kind=self.name,
-            summary=say.transfer(comm, half.call, half.rank, half.other, seconds, why),
+            summary=Stall.TRANSFER.of(
+                rank=half.rank,
+                call=half.call,
+                comm=comm,
+                other=half.other,
+                seconds=seconds,
+                why=why,
+            ),
             comm=comm,
             seq=half.call.seq,
             candidate_ranks=pair,
             peers=half.call,
             confidence="likely",
             evidence=(
-                say.both_halves(half.rank, half.other, half.number),
-                *((say.went_on(half.rank),) if ahead else ()),
-                say.stayed_alive(say.BOTH, seconds),
+                Stall.HALVES.of(half.number, half.rank, half.other),
+                *((Stall.WENT_ON.of(half.rank),) if ahead else ()),
+                Stall.BOTH_ALIVE.of(seconds),
             ),
-            inferred=(reason, *((say.DROPPED,) if ahead else ())),
+            inferred=(reason.of(), *((Stall.DROPPED.of(),) if ahead else ())),
         )
 
     def _common_heads(
@@ -229,7 +245,8 @@ def _crossed(case: Case, call: Call) -> str:
         before = [rank for rank in both if own[rank] < theirs[rank]]
         after = [rank for rank in both if own[rank] > theirs[rank]]
         if before and after:
-            return say.crossed(case.run.communicators[other.comm], other.seq, before, after)
+            comm = case.run.communicators[other.comm]
+            return Stall.CROSSED.of(before=before, seq=other.seq, comm=comm, after=after)
     return ""
 
 
@@ -252,8 +269,8 @@ def _went_on(rank: Rank | None, call: Call) -> bool:
 def _agreement(case: Case, comm: Communicator) -> tuple[str, str]:
     """Return what is known of the order of calls, and what the hang may come from."""
     if any(uses_unrecorded(case.run.by_rank[rank], comm.key) for rank in comm.ranks):
-        return say.AGREE_IN_RECORDS, say.UNRECORDED
-    return say.AGREE, say.REASON
+        return Stall.NO_RANK_IN_RECORDS.of(), Stall.UNRECORDED.of()
+    return Stall.NO_RANK.of(), Stall.REASON.of()
 
 
 def _all_started(case: Case, comm: Communicator, call: Call) -> bool:

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclscope.model import Call, Communicator, Rank, Run
-from ncclscope.wording.names import (
-    call_on,
-    call_text,
-    made_text,
-    rank_text,
-    ranks_text,
-    sentence,
-    verb,
-)
-from ncclscope.wording.not_joined import wait_for
 from ncclscope.wording.phrase import Phrase
 
 
@@ -97,101 +85,46 @@ class Failure(Phrase):
     HELD = "{} has been {} for {:.0f} s, not in its wait for requests"
 
 
-HAVE_NOT_COMPLETED = "its peers wait for it: they have not completed the call that it has"
-STUCK_PROCESS = "the process is stuck, not the call: none of its threads has run since"
-SILENT = (
-    "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "
-    "heartbeat either"
-)
-MAY_LIE_ELSEWHERE = "its ring may lie on another host, or was not copied"
-MAY_BE_ALIVE = "a live process may have written no dump either"
-SERVER_ENDED = "the process that served the store ended before"
+class Dead(Phrase):
+    """That ranks wait for a process that ended, or left no record."""
 
-
-def missed(run: Run, rank: int, how: object, code: str, wait: str) -> str:
-    """Say that a rank is gone, and who waits for it.
-
-    The code is ``exited``, ``stuck`` where it may live, ``no_record``, or ``dead``.
-    """
-    who = sentence(rank_text(run, rank))
-    state = {
-        "exited": f"{who} ended without this call ({how})",
-        "stuck": f"{who} is dead, gone or stuck ({how})",
-        "no_record": f"Rank {rank} left no record: it is dead, or was not traced",
-    }.get(code, f"{who} is dead or gone ({how})")
-    return f"{state}; {wait}."
-
-
-def several_missing(ranks: Sequence[int], wait: str, *, dumps: bool) -> str:
-    """Say which ranks left no record, or no dumps, and who waits for any of them."""
-    return f"{sentence(ranks_text(ranks))} left no {'dumps' if dumps else 'record'}; {wait}."
-
-
-def most_missing(waiting: Sequence[int]) -> str:
-    """Say that waiting ranks may be a minority, as most have no record."""
-    return (
-        f"most records are missing: {ranks_text(waiting)} may have posted another call than the "
-        f"others"
+    EXITED = "{who:^} ended without this call ({how}); {wait}."
+    STUCK = "{who:^} is dead, gone or stuck ({how}); {wait}."
+    GONE = "{who:^} is dead or gone ({how}); {wait}."
+    NO_RECORD = "Rank {number} left no record: it is dead, or was not traced; {wait}."
+    NO_RECORDS = "{:^} left no record; {}."
+    NO_DUMPS = "{:^} left no dumps; {}."
+    FEW_RECORDS = "most records are missing: {} may have posted another call than the others"
+    NO_SERVER = (
+        "{who:^} ended, as it lost its connection to its store, which no rank is known to have "
+        "served; {wait}."
     )
-
-
-def without_store(
-    run: Run, rank: int, waiting: Sequence[int], comm: Communicator, call: Call,
-    host: int | None, how: object,
-) -> str:  # fmt: skip
-    """Say that a rank ended as its store was gone, and, where it is known, who served that."""
-    lost = f"{rank_text(run, rank)} ended, as it lost its connection to its store"
-    wait = wait_for(waiting, f"rank {rank}", comm, call)
-    if host is None:
-        return f"{sentence(lost)}, which no rank is known to have served; {wait}."
-    return (
-        f"{sentence(rank_text(run, host))}, which served the store, is dead or gone ({how}): "
-        f"{lost}, and {wait}."
+    SERVER = (
+        "{host:^}, which served the store, is dead or gone ({how}): {who} ended, as it lost its "
+        "connection to its store, and {wait}."
     )
-
-
-def ended_before(host: int, rank: int) -> str:
-    """Say that a rank that served the store ended before another one lost it."""
-    return f"rank {host} ended before rank {rank} lost the store"
-
-
-def ended_with(rank: int, error: object) -> str:
-    """Say with which exception a rank ended."""
-    return f"rank {rank} ended with {error}"
-
-
-def made(rank: Rank, label: str, last: Call) -> str:
-    """Say how many calls a rank made, and which was the last."""
-    return f"it made {made_text([rank])}, the last {call_text(last)} on {label}"
-
-
-def extra_or_too_early(waiting: Sequence[int], ended: Sequence[int]) -> str:
-    """Say that those who wait or those who exited may have diverged."""
-    return (
-        f"as many ranks wait as have exited: {ranks_text(waiting)} may have posted an extra call, "
-        f"or {ranks_text(ended)} exited too early"
+    SERVER_ENDED = "the process that served the store ended before"
+    ENDED_BEFORE = "rank {} ended before rank {} lost the store"
+    WITH = "rank {} ended with {}"
+    MADE = "it made {}, the last {} on {}"
+    TOO_EARLY = (
+        "as many ranks wait as have exited: {} may have posted an extra call, or {} exited too "
+        "early"
     )
-
-
-def completed_and_failed(
-    past: Sequence[int], comm: Communicator, call: Call, inside: Sequence[int], seconds: float
-) -> str:
-    """Say which ranks failed after a call in which others wait."""
-    return (
-        f"{sentence(ranks_text(past))} completed {call_on(comm, call)}, and failed; "
-        f"{ranks_text(inside)} {verb(inside, 'wait')} in it for {seconds:.0f} s."
+    FAILED_PAST = (
+        "{past:^} completed {where}, and failed; {inside} {inside:wait} in it for {seconds:.0f} s."
     )
-
-
-def silent(
-    run: Run, rank: Rank, comm: Communicator, call: Call, past: Sequence[int], how: object
-) -> str:
-    """Say that a process is dead, stopped or stuck in a call that all have posted."""
-    state = "stopped or stuck" if rank.alive else "dead, gone or stopped"
-    if rank.details.get("stopped"):
-        state = "stopped by a signal"
-    done = f"only {ranks_text(past)} completed" if past else "none has completed"
-    return (
-        f"{sentence(rank_text(run, rank.rank))} is {state} ({how}), in {call_on(comm, call)}, "
-        f"which all have posted and {done}."
+    NOT_COMPLETED = "its peers wait for it: they have not completed the call that it has"
+    SILENT = "{who:^} is {state} ({how}), in {where}, which all have posted and {done}."
+    MAY_BE_STOPPED = "dead, gone or stopped"
+    MAY_BE_STUCK = "stopped or stuck"
+    BY_SIGNAL = "stopped by a signal"
+    ONLY_DONE = "only {} completed"
+    NONE_DONE = "none has completed"
+    STUCK_PROCESS = "the process is stuck, not the call: none of its threads has run since"
+    NO_HEARTBEAT = (
+        "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has "
+        "no heartbeat either"
     )
+    RING_ELSEWHERE = "its ring may lie on another host, or was not copied"
+    NO_DUMP_YET = "a live process may have written no dump either"

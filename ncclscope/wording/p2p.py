@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.model import Call, Communicator, Run
-from ncclscope.wording.names import (
-    call_text,
-    call_there,
-    comm_text,
-    plural,
-    rank_text,
-    ranks_text,
-    sentence,
-    site_text,
-    verb,
-)
+from ncclscope.wording.names import comm_text, rank_text, sentence
 from ncclscope.wording.phrase import Phrase
 
 
@@ -66,136 +56,76 @@ class Half(Phrase):
     )
 
 
-DOES = {"send": "sends to", "recv": "waits to receive from"}
-LACKS = {"send": "receive", "recv": "send"}
-BY_SIZE = "tags pair transfers here, and are not recorded; no send and receive of one size are left"
-OPEN = "the records do not show which of them is wrong"
-OPEN_PAIR = "the records do not show which of the two is wrong"
-ONLY_SHARED = "it is the only rank that all transfers without a match share"
+_DOES = {"send": "sends to", "recv": "waits to receive from"}
+_LACKS = {"send": "receive", "recv": "send"}
 
 
-def pending(rank: int, call: Call) -> str:
-    """Say what a rank posted, and how far that came."""
-    return f"rank {rank}: {call_text(call)}, {call.state.word}{site_text(call)}"
+class Unpaired(Phrase):
+    """What two ranks sent and received, where that does not match or one half is missing."""
 
-
-def after_others(rank: int, call: Call, before: int, proof: str) -> str:
-    """Say which transfer of a rank is stuck, after how many between the two, and why."""
-    return f"{pending(rank, call)}; {plural(before, 'transfer')} before it between the two; {proof}"
-
-
-def left_order(
-    run: Run, rank: int, place: tuple[int, int], expected: str, now: str, *, skipped: bool
-) -> str:
-    """Say which rank left the order that its steps had before."""
-    who, (step, number) = sentence(rank_text(run, rank)), place
-    if skipped:
-        return f"{who} skipped {expected}, in step {step}, and went on with {now}."
-    where = f"call {number} of step {step}"
-    return f"{who} posted {now} as {where}, where each step before had {expected}."
-
-
-def order_left(
-    rank: int, place: tuple[int, int], expected: tuple[str, Call], now: tuple[str, Call]
-) -> tuple[str, str]:
-    """Say what a rank posted in a step, and what in the steps before."""
-    return (
-        f"rank {rank}, call {place[1]} of step {place[0]}: {now[0]}{site_text(now[1])}",
-        f"in each of the 3 steps before: {expected[0]}{site_text(expected[1])}",
+    BY_SIZE = (
+        "tags pair transfers here, and are not recorded; no send and receive of one size are left"
     )
-
-
-def others_kept_order(rank: int) -> str:
-    """Say that a rank diverged, as the others kept the order of their steps."""
-    return (
-        f"rank {rank} diverged: all other ranks posted their calls in the same order as in the 3 "
-        f"steps before"
+    OPEN = "the records do not show which of them is wrong"
+    OPEN_PAIR = "the records do not show which of the two is wrong"
+    PENDING = "rank {rank}: {call}, {call.state.word}{site}"
+    AFTER = (
+        "rank {rank}: {call}, {call.state.word}{site}; {before} before it between the two; {proof}"
     )
-
-
-def cycle(ranks: Sequence[int], summary: str, *, collectives: bool) -> str:
-    """Say which ranks wait for each other in transfers, or also in collectives."""
-    what = "collectives, sends and receives" if collectives else "sends and receives"
-    return f"{sentence(ranks_text(ranks))} wait for each other in a cycle of {what}. {summary}"
-
-
-def waits_for(rank: int, awaited: int, comm: Communicator, call: Call) -> str:
-    """Say for whom a rank waits, and in what."""
-    return f"rank {rank} waits for rank {awaited}, in {call_there(comm, call)}"
-
-
-def wait_for_it(rank: int, call: Call, number: int) -> str:
-    """Say which transfer waits for a rank that has been named, and lacks its other half."""
-    return (
-        f"rank {rank} {DOES[call.op]} it, transfer {number} of that kind between them, and it has "
-        f"posted no {LACKS[call.op]} for it"
+    SKIPPED = "{who:^} skipped {expected}, in step {step}, and went on with {posted}."
+    LEFT_ORDER = (
+        "{who:^} posted {posted} as call {number} of step {step}, where each step before had "
+        "{expected}."
     )
-
-
-def late(run: Run, rank: int, comm: Communicator, halves: str, joins: Sequence[int]) -> str:
-    """Say who is in no call while neighbours wait in transfers, and others in a collective."""
-    more = f"; {ranks_text(joins)} {verb(joins, 'wait')} for it in a collective" if joins else ""
-    return (
-        f"{sentence(rank_text(run, rank))} is in no {'call' if joins else 'transfer'}, and its "
-        f"{'peers' if joins else 'neighbours'} wait for it on {comm_text(comm)}: {halves}{more}."
+    IN_STEP = "rank {}, call {} of step {}: {}{}"
+    IN_STEPS_BEFORE = "in each of the 3 steps before: {}{}"
+    OTHERS_KEPT = (
+        "rank {} diverged: all other ranks posted their calls in the same order as in the 3 steps "
+        "before"
     )
-
-
-def unlike_neighbours(run: Run, rank: int, comm: Communicator, halves: str) -> str:
-    """Say whose transfers do not match those of its neighbours."""
-    return (
-        f"The transfers of {rank_text(run, rank)} do not match its neighbours' on "
-        f"{comm_text(comm)}: {halves}."
+    CYCLE = "{:^} wait for each other in a cycle of sends and receives. {}"
+    MIXED_CYCLE = "{:^} wait for each other in a cycle of collectives, sends and receives. {}"
+    WAITS_FOR = "rank {} waits for rank {}, in {} on {}"
+    HALF = (
+        "rank {rank} {does} it, transfer {number} of that kind between them, and it has posted no "
+        "{lacks} for it"
     )
-
-
-def why(rank: int, reason: str, *, is_late: bool = False) -> str:
-    """Say why a rank is taken to have diverged, or to be late."""
-    return f"rank {rank} {'is late' if is_late else 'diverged'}: {reason}"
-
-
-def missing(
-    run: Run, comm: Communicator, call: Call, rank: int, peer: int, transfer: tuple[int, int, int]
-) -> str:
-    """Say who posted a transfer, as which number from whom to whom, and who not its other half."""
-    number, sender, receiver = transfer
-    return (
-        f"{sentence(rank_text(run, rank))} posted {call_there(comm, call)}, transfer {number} from "
-        f"rank {sender} to rank {receiver}, and {rank_text(run, peer)} has posted no "
-        f"{LACKS[call.op]} for it."
+    LATE = "{:^} is in no transfer, and its neighbours wait for it on {}: {}."
+    LATE_FOR_ALL = (
+        "{who:^} is in no call, and its peers wait for it on {comm}: {halves}; {joins} "
+        "{joins:wait} for it in a collective."
     )
-
-
-def counts(sender: int, receiver: int, sends: int, receives: int, paired: int) -> str:
-    """Say how many sends and receives there are between two ranks."""
-    return (
-        f"{plural(sends, 'send')} from rank {sender} to rank {receiver}, "
-        f"{plural(receives, 'receive')} there; {paired} of them form pairs"
+    UNLIKE = "The transfers of {} do not match its neighbours' on {}: {}."
+    IS_LATE = "rank {} is late: {}"
+    DIVERGED = "rank {} diverged: {}"
+    MISSING = (
+        "{who:^} posted {call} on {comm}, transfer {number} from rank {sender} to rank {receiver}, "
+        "and {whom} has posted no {lacks} for it."
     )
-
-
-def last_collective(rank: int, comm: Communicator, last: Call) -> str:
-    """Say which the last collective of a rank is."""
-    return (
-        f"the last collective of rank {rank} is #{last.seq} on {comm_text(comm)}, "
-        f"{call_text(last)}, {last.state.word}{site_text(last)}"
+    COUNTS = (
+        "{sends} from rank {sender} to rank {receiver}, {receives} there; {paired} of them form "
+        "pairs"
     )
-
-
-def with_unseen(rank: int, unseen: Sequence[int]) -> str:
-    """Say that a rank waits for ranks without whole records."""
-    return (
-        f"rank {rank} waits in a transfer with {ranks_text(unseen)}, of which records are missing "
-        f"or damaged"
+    LAST = (
+        "the last collective of rank {rank} is #{call.seq} on {comm}, {call}, "
+        "{call.state.word}{site}"
     )
-
-
-def not_received(sender: int, sends: int, receives: int) -> str:
-    """Say how often a rank has sent to another one that has posted fewer receives."""
-    return (
-        f"rank {sender} has sent it {plural(sends, 'time')}, and it has posted "
-        f"{plural(receives, 'receive')} from there"
+    UNSEEN = "rank {} waits in a transfer with {}, of which records are missing or damaged"
+    NOT_RECEIVED = "rank {} has sent it {}, and it has posted {} from there"
+    NEVER_RECEIVED = "it has never received from rank {}, and lacks a receive elsewhere"
+    NEW = "it never had such a transfer with rank {} before, and rank {} waits for just this one"
+    ONLY_SHARED = "it is the only rank that all transfers without a match share"
+    UNFIT = (
+        "{sender:^} posted {sent} on {comm}, and {receiver} {received}: transfer {number} between "
+        "them does not match."
     )
+    MATCH = "transfers 1 to {} from rank {} to rank {} match"
+    FIRST = "it is the first transfer from rank {} to rank {}"
+
+
+def half_missing(code: Unpaired, call: Call, **slots: object) -> str:
+    """Return a phrase on a half that is missing, with what the other half does."""
+    return code.of(call=call, does=_DOES[call.op], lacks=_LACKS[call.op], **slots)
 
 
 def misdirected(
@@ -208,36 +138,5 @@ def misdirected(
             rank_text(run, one) if place == 0 and one == diverging else f"rank {one}"
             for one in (rank, peer)
         )
-        texts.append(f"{who} {DOES[call.op]} {whom}, which has posted no {LACKS[call.op]} for it")
+        texts.append(f"{who} {_DOES[call.op]} {whom}, which has posted no {_LACKS[call.op]} for it")
     return f"{sentence('; '.join(texts))} (on {comm_text(comm)})."
-
-
-def never_received(peer: int) -> str:
-    """Say that a rank waits for a sender that it never received from."""
-    return f"it has never received from rank {peer}, and lacks a receive elsewhere"
-
-
-def new_pair(peer: int, waiting: int) -> str:
-    """Say that a rank posted a transfer that is new, and for which another rank waits."""
-    return (
-        f"it never had such a transfer with rank {peer} before, and rank {waiting} waits for just "
-        f"this one"
-    )
-
-
-def unfit(
-    run: Run, comm: Communicator, ends: tuple[int, int], sent: Call, received: Call, number: int
-) -> str:
-    """Say which send and receive are a pair and do not match, with their number."""
-    return (
-        f"{sentence(rank_text(run, ends[0]))} posted {call_there(comm, sent)}, and "
-        f"{rank_text(run, ends[1])} {call_text(received)}: transfer {number} between them does "
-        f"not match."
-    )
-
-
-def match_until(sender: int, receiver: int, number: int) -> str:
-    """Say how many transfers before one match."""
-    if number > 1:
-        return f"transfers 1 to {number - 1} from rank {sender} to rank {receiver} match"
-    return f"it is the first transfer from rank {sender} to rank {receiver}"

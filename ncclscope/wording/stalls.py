@@ -2,151 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ncclscope.model import Call, Communicator
 from ncclscope.model.transfer import Transfer
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import (
-    call_text,
-    call_there,
-    comm_text,
-    plural,
-    ranks_text,
-)
-
-ALL, BOTH = "all ranks", "both ranks"
-AGREE = "no rank diverged"
-AGREE_IN_RECORDS = "no rank diverged in what was recorded"
-REASON = "a link, a device or the library is stuck; the program's call order is consistent"
-UNRECORDED = (
-    "a rank posted more or fewer unrecorded calls than its peers, or a link, a device or the "
-    "library is stuck"
-)
-TAGS = (
-    "the two ranks gave the transfer different tags, or a link or the library is stuck; all else "
-    "that is recorded of the two halves agrees"
-)
-TAGS_MAY_DIFFER = "their tags differ, which are not recorded, or the transfer does not complete"
-ITSELF = "no rank diverged, the transfer itself does not complete"
-DROPPED = "the program may have dropped the work of this isend, which frees the buffer"
-EARLIER_WORK = "an earlier kernel or copy on the same streams does not finish"
-BY_LOAD = (
-    "the GPUs wait in a collective, judging by their load; only progress on the device shows in "
-    "which one (NCCLSCOPE_DEVICE_PROGRESS=1)"
-)
-IN_TIMEOUT = "within its timeout"
-IN_DUMPS = "when the dumps were written"
-NOT_ENTERED = "; no device has entered it"
-LISTED_AS_STARTED = "all dumps were written long after the last call and list it as started"
+from ncclscope.wording.names import plural
+from ncclscope.wording.phrase import Phrase
 
 
-def stayed_alive(who: str, seconds: float) -> str:
-    """Say for how long processes lived after a call."""
-    return f"{who} stayed alive for at least {seconds:.0f} s after it"
+class Stall(Phrase):
+    """What does not complete, and what is known of it."""
 
-
-def aborted(ranks: Sequence[int]) -> str:
-    """Say which ranks gave a call up."""
-    return f"{ranks_text(ranks)} aborted it, or recorded calls after its timeout"
-
-
-def ended_in_timeout(ranks: Sequence[int]) -> str:
-    """Say which ranks the timeout of a call ended."""
-    return f"{ranks_text(ranks)} ended because it had timed out"
-
-
-def _all_posted(comm: Communicator, call: Call) -> str:
-    return f"All ranks of {comm_text(comm)} have posted call {call.seq}, {call_text(call)}"
-
-
-def none_completed(comm: Communicator, call: Call, time: str, agreement: str) -> str:
-    """Say which call all ranks have posted and none has completed."""
-    return (
-        f"{_all_posted(comm, call)}, and none has completed it {time}: {agreement}, the call "
-        f"itself does not complete."
+    NO_RANK = "no rank diverged"
+    NO_RANK_IN_RECORDS = "no rank diverged in what was recorded"
+    REASON = "a link, a device or the library is stuck; the program's call order is consistent"
+    UNRECORDED = (
+        "a rank posted more or fewer unrecorded calls than its peers, or a link, a device or the "
+        "library is stuck"
     )
-
-
-def none_reached(comm: Communicator, call: Call, seconds: float, agreement: str) -> str:
-    """Say which call all ranks have posted and no device has reached."""
-    return (
-        f"{_all_posted(comm, call)}, and no device has reached it for {seconds:.0f} s: "
-        f"{agreement}, earlier work blocks their streams."
+    TAGS = (
+        "the two ranks gave the transfer different tags, or a link or the library is stuck; all "
+        "else that is recorded of the two halves agrees"
     )
-
-
-def some_completed(
-    comm: Communicator,
-    call: Call,
-    past: Sequence[int],
-    inside: Sequence[int],
-    seconds: float,
-    agreement: str,
-) -> str:
-    """Say which call all ranks have posted and only some have completed."""
-    return (
-        f"{_all_posted(comm, call)}; {ranks_text(past)} finished it, and {ranks_text(inside)} did "
-        f"not for {seconds:.0f} s: {agreement}, the call itself does not complete."
+    TAGS_MAY_DIFFER = "their tags differ, which are not recorded, or the transfer does not complete"
+    ITSELF = "no rank diverged, the transfer itself does not complete"
+    DROPPED = "the program may have dropped the work of this isend, which frees the buffer"
+    EARLIER_WORK = "an earlier kernel or copy on the same streams does not finish"
+    BY_LOAD = (
+        "the GPUs wait in a collective, judging by their load; only progress on the device shows "
+        "in which one (NCCLSCOPE_DEVICE_PROGRESS=1)"
     )
-
-
-def posted(comm: Communicator, call: Call, rest: str) -> str:
-    """Say that all ranks have posted a call, and how far that came."""
-    where = f"#{call.seq} on {comm_text(comm)}"
-    return f"{ranks_text(comm.ranks)} posted {where}, {call_text(call)}{rest}"
-
-
-def before_completed(call: Call) -> str:
-    """Say how many calls before one completed."""
-    return f"{plural(call.seq - 1, 'call')} before it completed"
-
-
-def all_spin(comm: Communicator | None, seconds: float) -> str:
-    """Say that all GPUs run kernels that touch no memory, as in a collective."""
-    where = f"on {comm_text(comm)}" if comm is not None else "on some communicator"
-    return (
-        f"All ranks have posted the same calls and none for {seconds:.0f} s, and all GPUs run "
-        f"kernels that touch no memory: no rank diverged, a collective {where} does not complete."
+    IN_TIMEOUT = "within its timeout"
+    IN_DUMPS = "when the dumps were written"
+    FOR = "for {:.0f} s"
+    LISTED_AS_STARTED = "all dumps were written long after the last call and list it as started"
+    ALIVE = "all ranks stayed alive for at least {:.0f} s after it"
+    BOTH_ALIVE = "both ranks stayed alive for at least {:.0f} s after it"
+    ABORTED = "{} aborted it, or recorded calls after its timeout"
+    TIMED_OUT = "{} ended because it had timed out"
+    NONE_COMPLETED = (
+        "All ranks of {comm} have posted call {call.seq}, {call}, and none has completed it "
+        "{time}: {agreement}, the call itself does not complete."
     )
-
-
-def as_many(ranks: Sequence[int], seconds: float) -> str:
-    """Say that ranks posted equally many calls."""
-    return (
-        f"{ranks_text(ranks)} posted equally many calls on each communicator, and none for "
-        f"{seconds:.0f} s"
+    NONE_REACHED = (
+        "All ranks of {comm} have posted call {call.seq}, {call}, and no device has reached it for "
+        "{seconds:.0f} s: {agreement}, earlier work blocks their streams."
     )
-
-
-def transfer(
-    comm: Communicator, call: Call, rank: int, other: int, seconds: float, why: str
-) -> str:
-    """Say which send and receive do not complete."""
-    return (
-        f"Rank {rank} has posted {call_there(comm, call)}, rank {other} the receive "
-        f"for it, and neither has completed for {seconds:.0f} s: {why}."
+    SOME_COMPLETED = (
+        "All ranks of {comm} have posted call {call.seq}, {call}; {past} finished it, and {inside} "
+        "did not for {seconds:.0f} s: {agreement}, the call itself does not complete."
     )
-
-
-def both_halves(rank: int, other: int, number: int) -> str:
-    """Say that both halves of a transfer are posted."""
-    return (
-        f"both halves of transfer {number} from rank {rank} to rank {other} are posted; neither is "
-        f"completed"
+    POSTED = "{comm.ranks} posted #{call.seq} on {comm}, {call}; {how}"
+    NONE = "none completed it"
+    ONLY = "only {} completed it"
+    NO_DEVICE = "no device has entered it"
+    BEFORE = "{} before it completed"
+    SPIN = (
+        "All ranks have posted the same calls and none for {:.0f} s, and all GPUs run kernels that "
+        "touch no memory: no rank diverged, a collective on {} does not complete."
     )
-
-
-def went_on(rank: int) -> str:
-    """Say that a rank posted calls after a transfer."""
-    return f"rank {rank} posted later calls without waiting"
-
-
-def crossed(comm: Communicator, seq: int, before: Sequence[int], after: Sequence[int]) -> str:
-    """Say which ranks posted a call before one of another thread, and which after it."""
-    return (
-        f"{ranks_text(before)} posted it before #{seq} on {comm_text(comm)}, which another thread "
-        f"posted, and {ranks_text(after)} after it: on one stream, each would wait for the other"
+    SOME_COMM = "some communicator"
+    AS_MANY = "{} posted equally many calls on each communicator, and none for {:.0f} s"
+    TRANSFER = (
+        "Rank {rank} has posted {call} on {comm}, rank {other} the receive for it, and neither has "
+        "completed for {seconds:.0f} s: {why}."
+    )
+    HALVES = "both halves of transfer {} from rank {} to rank {} are posted; neither is completed"
+    WENT_ON = "rank {} posted later calls without waiting"
+    CROSSED = (
+        "{before} posted it before #{seq} on {comm}, which another thread posted, and {after} "
+        "after it: on one stream, each would wait for the other"
     )
 
 

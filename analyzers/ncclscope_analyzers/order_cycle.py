@@ -15,8 +15,8 @@ from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Call, Fact, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.threads import are_ordered, is_one_thread
-from ncclscope.wording import cycles as say
-from ncclscope.wording.names import same_part
+from ncclscope.wording.cycles import Cycle
+from ncclscope.wording.names import rank_text, ranks_text, same_part, site_text
 
 
 class OrderCycle:
@@ -43,20 +43,21 @@ class OrderCycle:
         # Prefer a call that the rank itself has to post: a long cycle has others.
         there = next((s for s in others if here.rank in s.comm.ranks), next(iter(others), here))
         launches, held = contention(case.run, here, there) if posted else ((), "")
-        calls = (here.comm, here.call), (there.comm, there.call)
         if diverging is None:
-            summary = say.open_cycle(cycle, *calls, posted=posted)
+            code = Cycle.OPEN_POSTED if posted else Cycle.OPEN
+            summary = code.of(ranks=cycle, here=here, there=there)
         elif posted:
-            summary = say.posted_before(case.run, diverging, *calls, one_stream=not held)
+            who, stream = rank_text(case.run, diverging), "" if held else Cycle.ONE_STREAM
+            summary = Cycle.POSTED.of(who=who, here=here, there=there, stream=stream)
         else:
-            waiting = [number for number in cycle if number != here.rank]
-            summary = say.entered_before(case.run, diverging, *calls, waiting)
+            who, waiting = rank_text(case.run, diverging), {*cycle} - {here.rank}
+            summary = Cycle.ENTERED.of(who=who, here=here, there=there, waiting=waiting)
         if not posted and not _both_posted(case, cycle, here, there):
             finding = self._never_joined(case, cycle, diverging, here, there)
             if listed is not None:
                 finding = replace(finding, confidence="likely", inferred=against)
             if diverging is not None and new and not creates:
-                finding = replace(finding, inferred=(say.NEW_CALLS, *finding.inferred))
+                finding = replace(finding, inferred=(Cycle.NEW_CALLS.of(), *finding.inferred))
             yield finding
             return
         part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
@@ -81,11 +82,11 @@ class OrderCycle:
             else (*self._chain(cycle, pending_calls), *against),
             inferred=(
                 *(
-                    (held or say.ON_ONE_STREAM, *self._chain(cycle, pending_calls))
+                    (held or Cycle.ON_ONE_STREAM.of(), *self._chain(cycle, pending_calls))
                     if posted
                     else ()
                 ),
-                *((say.NEW_ORDER,) if diverging is not None and new and not creates else ()),
+                *((Cycle.NEW_ORDER.of(),) if diverging is not None and new and not creates else ()),
                 *((same_part(part),) if diverging is not None and part is not None else ()),
             ),
             extent=len(cycle),
@@ -104,13 +105,18 @@ class OrderCycle:
         A rank that is in another call than its peers may have skipped theirs, or may have posted
         it later.
         """
-        calls = (here.comm, here.call), (there.comm, there.call)
         waiting = waiting_in(case, there)
         own = tuple(n for n in waiting_in(case, here) if n in there.comm.ranks)
         named = diverging is not None
-        summary = say.never_joined(case.run, diverging, own, waiting, *calls)
+        waits, who, either = own, ranks_text(own), Cycle.SIDE_SKIPPED
+        if diverging is not None:
+            waits, who = (diverging,), rank_text(case.run, diverging)
+            either = Cycle.ONE_SKIPPED
+        summary = Cycle.NEVER_JOINED.of(
+            who=who, there=there, waiting=waiting, own=waits, here=here, either=either
+        )
         if not named and len({case.waits.pending_calls[n].comm.key for n in cycle}) > 2:
-            summary = say.long_cycle(cycle, own, waiting, *calls)
+            summary = Cycle.LONG.of(cycle=cycle, waiting=waiting, there=there, own=own, here=here)
         part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         # A rank that is in another call cannot join the creation of a group.
         sure = there.call.op in CREATION_OPS and not case.timeless and part is None
@@ -137,7 +143,8 @@ class OrderCycle:
     ) -> Iterable[str]:
         for number, awaited in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
             one = pending_calls[number]
-            yield Fact.of_rank(number, say.waits_for(number, awaited, one.comm, one.call))
+            site = site_text(one.call)
+            yield Fact.of_rank(number, Cycle.WAITS.of(one=one, site=site, awaited=awaited))
 
     def _diverging(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:
         """Return the one rank of the cycle whose order is a minority's, and the evidence.
@@ -169,7 +176,7 @@ class OrderCycle:
         found = [number for number in cycle if number in rare]
         if len(found) != 1:
             return None, ()
-        return found[0], (say.orders(majority, rare),)
+        return found[0], (Cycle.ORDERS.of(majority, rare),)
 
     def _order(
         self, case: Case, rank: Rank, first: PendingCall, second: PendingCall
@@ -226,7 +233,7 @@ def _other_members(case: Case, cycle: Sequence[int]) -> tuple[int, tuple[str, ..
         return None
     few = most.index(False)
     theirs = calls[1 - few].comm.ranks
-    return cycle[few], (say.other_members(cycle[few], len(come[1 - few]), theirs),)
+    return cycle[few], (Cycle.MEMBERS.of(cycle[few], len(come[1 - few]), len(theirs), theirs),)
 
 
 def _in_these_calls(case: Case, cycle: Iterable[int]) -> tuple[int, ...]:
@@ -258,8 +265,14 @@ def _sites(case: Case, *pending_calls: PendingCall) -> Iterable[str]:
         log = case.run.by_rank[pending.rank].logs.get(other.comm.key)
         if log is None or not log.first <= other.call.seq <= log.calls:
             continue
-        then = other.comm, log.call(other.call.seq)
-        yield say.in_order(pending.rank, (pending.comm, pending.call), then)
+        then = log.call(other.call.seq)
+        yield Cycle.IN_ORDER.of(
+            one=pending,
+            site=site_text(pending.call),
+            then=then,
+            comm=other.comm,
+            then_site=site_text(then),
+        )
 
 
 def _broken_orders(case: Case, cycle: tuple[int, ...]) -> Iterable[str]:
@@ -275,7 +288,7 @@ def _broken_orders(case: Case, cycle: tuple[int, ...]) -> Iterable[str]:
         one, other = ((wait.comm.key, habit_of(wait.call)) for wait in (here, due))
         rank = case.run.by_rank[number]
         if expected_next(_past_of(rank, here, due), one, other) == other:
-            yield say.unusual(number, here.comm, due.comm)
+            yield Cycle.UNUSUAL.of(number, here.comm, due.comm)
 
 
 def _past_of(rank: Rank, here: PendingCall, due: PendingCall) -> list[tuple[str, Habit]]:

@@ -8,8 +8,9 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.mismatch import PARAMETERS
 from ncclscope.engine.sequences.swaps import Swap
 from ncclscope.model import Finding
-from ncclscope.wording import skips as say
-from ncclscope.wording.names import site_text
+from ncclscope.wording.differences import Differ
+from ncclscope.wording.names import plural, rank_text, site_text
+from ncclscope.wording.skips import Elsewhere
 
 
 class CommSwap:
@@ -21,19 +22,24 @@ class CommSwap:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield a finding where one communicator has as many extra calls as another lacks."""
         for swap in case.swaps:
-            theirs = say.of_peers(swap.peer_call, swap.peers)
-            comms, odd = (swap.comm, swap.fewer), swap.odd_call
             source = swap.source
             certain = source is not None and source.certain
             reason = None if source is None else source.reason
             missed = swap.other or swap.missed
             yield Finding(
                 kind=self.name,
-                summary=say.swapped(case.run, swap.rank, comms, odd, theirs, swap.count),
+                summary=Elsewhere.SWAP.of(
+                    who=rank_text(case.run, swap.rank),
+                    count=plural(swap.count, "call"),
+                    calls=range(swap.count),
+                    swap=swap,
+                    name=swap.comm.label or "it",
+                    theirs=_theirs(swap),
+                ),
                 comm=swap.comm,
                 seq=swap.seq,
                 diverging_ranks=(swap.rank,),
-                odd=odd,
+                odd=swap.odd_call,
                 peers=swap.peer_call,
                 confidence=swap.confidence or ("certain" if certain else "likely"),
                 hangs=True if source is None else None,
@@ -45,11 +51,19 @@ class CommSwap:
             )
 
     def _evidence(self, swap: Swap) -> Iterable[str]:
-        yield say.agree_until(swap.comm, swap.seq)
-        theirs = say.of_peers(swap.peer_call, swap.peers)
+        yield Differ.AGREE.of(swap.comm, swap.seq)
         site = site_text(swap.peer_call) if swap.peer_call is not None else ""
-        yield say.posted_there(swap.rank, swap.odd_call, theirs, site)
+        yield Elsewhere.POSTED.of(swap.seq, swap.rank, swap.odd_call, _theirs(swap), site)
         if swap.exchanged and swap.other is not None:
-            yield say.exchanged(swap.rank, swap.other, swap.comm.label)
+            name = swap.comm.label or Elsewhere.THE_OTHER
+            yield Elsewhere.EXCHANGED.of(other=swap.other, rank=swap.rank, name=name)
         else:
-            yield say.more_and_fewer((swap.comm, swap.fewer), swap.count, swap.missed)
+            missed = Elsewhere.INSTEAD.of(swap.missed) if swap.missed else ""
+            more = plural(swap.count, "call")
+            yield Elsewhere.MORE.of(more, swap.comm, swap.count, swap.fewer, missed)
+
+
+def _theirs(swap: Swap) -> str:
+    if swap.peer_call is None:
+        return Elsewhere.NOT_REACHED.of(swap.peers)
+    return Elsewhere.OF_PEERS.of(swap.peer_call, swap.peers)

@@ -11,8 +11,9 @@ from ncclscope.engine.mismatch import differing_parameter
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.habit import followers, habit_of
 from ncclscope.model import Finding
-from ncclscope.wording import skips as say
-from ncclscope.wording.differences import contrast
+from ncclscope.wording.differences import contrast, subject
+from ncclscope.wording.names import plural
+from ncclscope.wording.skips import Skip
 
 _NEAR = 8
 """Calls within which another order explains a call that one rank posted earlier."""
@@ -29,15 +30,23 @@ class ExtraCall:
             if not difference.odd or not difference.inserted:
                 continue
             first, later = difference.first, _later(case, difference)
-            text = contrast(difference, difference.surplus, len(difference.edits))
             found = from_difference(
                 case,
                 difference,
                 kind=self.name,
-                summary=say.extra(case.run, difference, first.inserted, text),
+                summary=Skip.EXTRA.of(
+                    who=subject(case.run, difference),
+                    count=plural(first.inserted, "call"),
+                    one=difference,
+                    contrast=contrast(difference, difference.surplus, len(difference.edits)),
+                ),
                 extent=first.inserted,
-                inferred=(say.too_early(difference, later),) if later else _early(case, difference),
-                evidence=(say.agree_again(first.inserted, first.matched, extra=True),),
+                inferred=_too_early(case, difference, later),
+                evidence=(
+                    Skip.WITHOUT.of(
+                        range(first.inserted), plural(first.matched, "call"), range(first.matched)
+                    ),
+                ),
             )
             yield (
                 _reordered(case, difference, found, later) if len({*later.values()}) > 1 else found
@@ -64,16 +73,19 @@ def _reordered(
     """Describe a call that each rank posted at another place, as from a thread of its own."""
     own, ranks = difference.odd_call, tuple(case.logs(difference.comm.key))
     places = dict.fromkeys(difference.odd, difference.seq) | later
+    where = ", ".join(Skip.PLACE.of(place, rank) for rank, place in sorted(places.items()))
     return replace(
         found.undecided(ranks),
         kind=f"{differing_parameter(own, difference.peer_call)}_mismatch",
-        summary=say.other_places(difference, places),
-        inferred=(say.SHARED_BY_THREADS,),
+        summary=Skip.OTHER_PLACES.of(difference, where),
+        inferred=(Skip.BY_THREADS.of(),),
     )
 
 
-def _early(case: Case, difference: Difference) -> tuple[str, ...]:
-    """Say if its peers, who have come no further, may post the call next."""
+def _too_early(case: Case, difference: Difference, later: dict[int, int]) -> tuple[str, ...]:
+    """Say if its peers posted the call later, or, having come no further, may post it next."""
+    if later:
+        return (Skip.TOO_EARLY.of(later, next(iter(later.values())), difference.odd),)
     first, log = difference.first, case.logs(difference.comm.key).get(difference.peers[0])
     if log is None or log.calls != difference.seq + first.matched - 1:
         return ()
@@ -81,5 +93,7 @@ def _early(case: Case, difference: Difference) -> tuple[str, ...]:
     own = habit_of(difference.odd_call), difference.odd_call.site
     if own not in after and (after or first.matched > first.inserted):
         return ()
+    if own not in after:
+        return (Skip.MAY_BE_NEXT.of(difference),)
     always = {*after} == {own} and len(after) > 1
-    return (say.may_be_next(difference, usual=own in after, always=always),)
+    return ((Skip.ALWAYS_NEXT if always else Skip.WAS_NEXT).of(difference),)

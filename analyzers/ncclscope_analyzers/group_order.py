@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
 from ncclscope.model import Finding
-from ncclscope.wording import skips as say
+from ncclscope.wording.names import plural
+from ncclscope.wording.skips import Skip
 
 
 class GroupOrder:
@@ -20,7 +21,9 @@ class GroupOrder:
             odd, peers = swap.odd_call, swap.peer_call
             yield Finding(
                 kind=self.name,
-                summary=say.in_group(swap.odd or swap.ranks, swap.comm, odd, peers, swap.length),
+                summary=Skip.IN_GROUP.of(
+                    ranks=swap.odd or swap.ranks, count=plural(swap.length, "call"), swap=swap
+                ),
                 comm=swap.comm,
                 seq=swap.seq,
                 diverging_ranks=swap.odd,
@@ -29,6 +32,6 @@ class GroupOrder:
                 peers=peers,
                 confidence="certain" if swap.odd else "ambiguous",
                 role="latent",
-                evidence=(say.one_group(swap.comm, swap.seq, swap.end),),
+                evidence=(Skip.ONE_GROUP.of(swap),),
                 extent=swap.length,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_motions
@@ -22,11 +23,14 @@ from ncclscope.engine.waits.noted import (
 from ncclscope.engine.waits.noted import doing as doing_now
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
-from ncclscope.wording import startup as say
-from ncclscope.wording.names import sentence
+from ncclscope.untrusted import printable
+from ncclscope.wording.names import plural, sentence, who_text
 from ncclscope.wording.not_joined import Join
+from ncclscope.wording.startup import Startup, Waiting, missing_server
 
 _SHOWN = 4
+_LONGEST = 200
+"""Characters of an exception's text in a summary; the evidence has all of it."""
 _Waiting = dict[int, Noted]
 
 
@@ -76,20 +80,24 @@ class InitStalled:
         """Describe ranks that meet elsewhere, or with a rank that another process has."""
         wait = _slots(inside)
         for found in disagreements(case.run.ranks):
-            gone = [_doing(case, n) for n in found.few if n not in inside]
-            summary = say.disagree(found.text, wait, gone)
+            rest = _rest(case, [n for n in found.few if n not in inside])
+            summary = Startup.DISAGREE.of(text=found.text, wait=wait, rest=rest)
             return self._finding(case, inside, found.few, summary, blames=not found.is_tie)
         doubles = {r.rank: r for r in case.run.ranks if r.details.get("doubles")}
         if not doubles:
             return None
         pids = {n: (r.pid, *r.details["doubles"]) for n, r in doubles.items()}
+        texts = [
+            Startup.PROCESSES.of(len(own), n, " ".join(map(str, own))) for n, own in pids.items()
+        ]
         since = _begun(inside)
         absent = [
             n
             for n in range(case.run.expected)
             if n not in inside and not _has_joined(case, n, since)
         ]
-        summary = say.doubled(pids, absent, wait)
+        none = Startup.NONE_HAS.of(absent) if absent else ""
+        summary = Startup.DOUBLED.of(doubles="; ".join(texts), none=none, wait=wait)
         return self._finding(case, inside, tuple(doubles), summary, blames=True)
 
     def _sizes(self, case: Case) -> Iterable[Finding]:
@@ -109,7 +117,8 @@ class InitStalled:
             if not calls or not any({*found.few} <= {*one.comm.ranks} for one in calls.values()):
                 continue  # jobs of their own
             where = [
-                say.waits_in_call(number, one.comm, one.call.seq) for number, one in calls.items()
+                Startup.WAITS_IN.of([number], one.call.seq, one.comm)
+                for number, one in calls.items()
             ]
             where += [str(_slots(inside))] if inside else []
             yield Finding(
@@ -119,7 +128,7 @@ class InitStalled:
                 candidate_ranks=found.few if found.is_tie else (),
                 confidence="ambiguous" if found.is_tie else "likely",
                 evidence=(
-                    say.recorded(found.text),
+                    Startup.RECORDED.of(found.text),
                     *(f"rank {number} {one.clause}" for number, one in inside.items()),
                 )[:_SHOWN],
                 accounts_for=tuple((one.comm.key, one.call.seq) for one in pending.values()),
@@ -141,28 +150,41 @@ class InitStalled:
         if len(ended_inside) < len(absent):  # these had come, and cannot be why others wait
             absent = tuple(n for n in absent if n not in ended_inside)
         if absent:
-            known = not {*absent} <= case.run.unrecorded
-            doing = [_doing(case, n) for n in absent[:_SHOWN]]
-            summary = say.not_come(case.run, absent, wait, doing, known=known)
+            code, who = Startup.NOT_COME, who_text(case.run, absent)
+            if {*absent} <= case.run.unrecorded:
+                code = Startup.MAY_NOT_COME
+            rest = _rest(case, absent[:_SHOWN])
+            summary = code.of(who=who, absent=absent, wait=wait, rest=rest)
             blames = 2 * len(absent) <= case.run.expected
             return self._finding(case, inside, absent, summary, blames=blames)
         ended = [*over, *(n for n in past if _has_ended(case, n))]
         went_on = [n for n in past if n not in ended]
-        rest = [_doing(case, n) for n in ended[:_SHOWN]]
-        error = ""
+        rest = f"; {Startup.WENT_ON.of(went_on)}" if went_on else ""
+        rest += _rest(case, ended[:_SHOWN])
+        everyone = [*inside] if past or over else Startup.ALL
+        summary = Startup.NOBODY.of(who=everyone, wait=wait, rest=rest)
         if wait.over:
             # By their clocks; the errors of later ones often come from the end of the first.
             first = min(inside, key=lambda number: inside[number].activity.until_ns or 0)
-            error = say.gave_up(inside[first].text, wait.seconds, case.run.by_rank[first])
-        summary = say.nobody_missing(wait, error, rest, went_on, are_all=not (past or over))
+            error = printable(str(case.run.by_rank[first].details.get("ended_with"))).rstrip(": ")
+            how = Startup.GAVE_UP.of(
+                inside[first].text,
+                f"{wait.seconds:.0f} s" if wait.seconds >= 1 else Startup.AT_ONCE,
+                first,
+                shorten(error, _LONGEST, placeholder=" ..."),
+            )
+            summary = Startup.NO_REASON.of(who=everyone, how=how, rest=rest)
         return self._finding(case, inside, (), summary, blames=False)
 
     def _broken(self, case: Case, inside: _Waiting, broken: Sequence[int]) -> Finding:
         """Describe ranks that failed in ``init_process_group``, in which the others wait."""
         waiting = {number: one for number, one in inside.items() if number not in broken}
-        how = [_doing(case, number) for number in broken[:_SHOWN]]
-        text = inside[broken[0]].text
-        summary = say.failed_in(case.run, broken, text, _slots(waiting), how)
+        summary = Startup.FAILED_IN.of(
+            who=who_text(case.run, broken),
+            text=inside[broken[0]].text,
+            wait=_slots(waiting),
+            rest=_rest(case, broken[:_SHOWN]),
+        )
         return self._finding(case, waiting, tuple(broken), summary, blames=True)
 
     def _at_store(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
@@ -175,17 +197,22 @@ class InitStalled:
         others = tuple(n for n in range(case.run.expected) if n not in waiting)
         connects = asked.method == "connect"
         if not others:
-            rest = [_slots(group) for group in groups.values() if group is not first]
-            over = _slots(waiting).over
-            summary = say.all_at_store(_slots(first), rest, over=over, connects=connects)
+            others_too = [_slots(group) for group in groups.values() if group is not first]
+            rest = "".join(f"; {Startup.OTHERS_AT_STORE.of(one)}" for one in others_too)
+            end = Startup.NONE_SERVES if connects else Startup.NONE_SETS
+            if _slots(waiting).over:
+                end = Startup.NONE_SERVED if connects else Startup.NONE_SET
+            summary = Startup.ALL_AT_STORE.of(wait=_slots(first), rest=rest, end=end)
             yield self._finding(case, waiting, (), summary, blames=False)
             return
-        doing = [_doing(case, n) for n in others[:_SHOWN]]
         # A barrier needs every rank; any other key needs one, and nothing says which.
         needs_all = asked.is_barrier
         named = len(others) == 1 or (needs_all and len(others) < len(first))
-        summary = say.not_at_store(
-            _slots(first), others, doing, connects=connects, barrier=needs_all
+        missing = (Startup.NOT_AT_BARRIER if needs_all else Startup.NOT_SET).of(others)
+        if connects:
+            missing = missing_server(others)
+        summary = Startup.AT_STORE.of(
+            wait=_slots(first), missing=missing, rest=_rest(case, others[:_SHOWN])
         )
         found = self._finding(case, first, others, summary, blames=named)
         # A thread of an idle job may wait for a key that nobody is to set yet.
@@ -200,9 +227,11 @@ class InitStalled:
         # Only the size of the communicator is known: with others outside, who is missing is not.
         is_all = waiting[min(waiting)].activity.number == case.run.expected
         missing = others if is_all else ()
-        doing = [_doing(case, n) for n in missing[:_SHOWN]]
         named = is_all and 0 < 2 * len(others) <= case.run.expected
-        summary = say.not_begun(_slots(waiting), missing, doing)
+        wait, rest = _slots(waiting), _rest(case, missing[:_SHOWN])
+        summary = Startup.NOT_BEGUN.of(wait=wait, others=missing, rest=rest)
+        if not missing:
+            summary = Startup.NOBODY.of(who=waiting, wait=wait, rest="")
         yield self._finding(case, waiting, missing, summary, blames=named)
 
     def _finding(
@@ -232,7 +261,7 @@ class InitStalled:
             evidence.append(limit)
         inferred = []
         if any(n not in run.by_rank and n not in run.unrecorded for n in absent):
-            inferred.append(say.NOT_STARTED)
+            inferred.append(Startup.NOT_STARTED.of())
         asked = waiting[first] if waiting[first].name == STORE_WAIT else store
         ended = [
             number
@@ -274,12 +303,12 @@ def _polling(case: Case) -> _Waiting:
     return found if alike and case.run.expected < 2 * len(found) < 2 * case.run.expected else {}
 
 
-def _slots(waiting: _Waiting) -> say.Waiting:
+def _slots(waiting: _Waiting) -> Waiting:
     """Return who waits in what, for how long, and whether exceptions ended all of it."""
     every = waiting.values()
     over = all(one.activity.until_ns is not None for one in every)
     seconds = min(one.seconds for one in every)
-    return say.Waiting([*waiting], waiting[min(waiting)].text, seconds, over)
+    return Waiting([*waiting], waiting[min(waiting)].text, seconds, over)
 
 
 def _is_quiet(case: Case) -> bool:
@@ -334,20 +363,26 @@ def _has_ended(case: Case, number: int) -> bool:
     return rank is not None and case.how_it_ended(rank) is not None
 
 
+def _rest(case: Case, numbers: Iterable[int]) -> str:
+    return "".join(f"; {_doing(case, number)}" for number in numbers)
+
+
 def _doing(case: Case, number: int) -> str:
     """Return what a rank does instead, as far as it is recorded."""
     rank: Rank | None = case.run.by_rank.get(number)
     if rank is None and number in case.run.unrecorded:
-        return say.not_recorded(number)
+        return Startup.NOT_RECORDED.of(number)
     if rank is None:
-        return say.left_none(number)
+        return Startup.LEFT_NONE.of(number)
     if (how := case.how_it_ended(rank)) is not None:
         return f"rank {number}: {how}"
     if (error := raised(case, rank)) is not None:
-        return say.raised_ago(number, *error)
+        return Startup.RAISED.of(number, error[0], error[1])
     if (now := doing_now(rank)) is not None:
         return f"rank {number} {now.clause}"
     seen = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
     if number in seen and seen[number].frames:
         return f"rank {number} is {'in' if seen[number].work else 'at'} {seen[number].text}"
-    return say.is_elsewhere(number, rank.records + rank.lost)
+    if made := rank.records + rank.lost:
+        return Startup.ELSEWHERE_AFTER.of(number, plural(made, "call"))
+    return Startup.ELSEWHERE.of(number)

@@ -8,8 +8,9 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.findings import from_difference
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.model import Finding
-from ncclscope.wording import skips as say
-from ncclscope.wording.differences import contrast, graphs_text
+from ncclscope.wording.differences import contrast, graphs_text, subject
+from ncclscope.wording.names import plural
+from ncclscope.wording.skips import Skip
 
 
 class MissingCall:
@@ -27,8 +28,9 @@ class MissingCall:
                 continue
             first, rounds = difference.first, difference.rounds
             habit, left = _is_by_habit(difference), rounds is not None and rounds.left
-            proof = say.agree_again(first.deleted, first.matched, extra=False)
-            why = say.why_skipped(difference.odd_call.op, left=left)
+            count, matched = plural(first.deleted, "call"), plural(first.matched, "call")
+            proof = Skip.AFTER.of(count, matched, range(first.matched))
+            why = Skip.END_OF_LOOP.of(difference.odd_call.op) if left else Skip.BY_HABIT.of()
             yield from_difference(
                 case,
                 difference,
@@ -41,31 +43,46 @@ class MissingCall:
 
     def _either(self, case: Case, difference: Difference) -> Finding:
         """Describe a pair in which one side skipped calls or the other posted extra ones."""
+        by_habit = difference.suspect and _is_by_habit(difference)
+        code = Skip.EITHER_BY_HABIT if by_habit else Skip.EITHER
         return from_difference(
             case,
             difference,
             kind=self.name,
-            summary=say.either(
-                difference,
-                abs(difference.surplus),
-                by_habit=bool(difference.suspect) and _is_by_habit(difference),
-            ),
+            summary=code.of(one=difference, off=plural(abs(difference.surplus), "call")),
             extent=max(difference.first.deleted, difference.first.inserted),
         )
 
 
 def _summary(case: Case, difference: Difference) -> str:
-    run, count, rounds = case.run, difference.first.deleted, difference.rounds
+    who, rounds = subject(case.run, difference), difference.rounds
+    count = plural(difference.first.deleted, "call")
     if difference.comm.creates_groups:
-        return say.without_group(run, difference)
-    which = say.which_of_equal(difference.seqs, 0 if rounds is None else rounds.rounds)
+        return Skip.WITHOUT_GROUP.of(who=who, one=difference)
     if not _is_by_habit(difference) or graphs_text(difference):
         text = contrast(difference, difference.surplus, len(difference.edits))
-        return say.skipped(run, difference, count, text) + which
+        which = _which(difference)
+        return Skip.SKIPPED.of(who=who, count=count, one=difference, contrast=text, which=which)
     if rounds is not None and (rounds.left or rounds.rounds > 1):
-        equal, left = rounds.rounds, rounds.left
-        return say.round_fewer(run, difference, count, equal=equal, left=left) + which
-    return say.came_to_later(run, difference, count)
+        what = Skip.ONE_ROUND.of(count) if rounds.rounds > 1 else count
+        came = Skip.LEFT_LOOP if rounds.left else Skip.CAME
+        return Skip.ROUND.of(
+            who=who, what=what, came=came, one=difference, which=_which(difference)
+        )
+    them = Skip.THAT_CALL.of()
+    if difference.first.deleted > 1:
+        them = Skip.FROM_THAT_ON.of(count)
+    return Skip.CAME_LATER.of(who=who, one=difference, them=them)
+
+
+def _which(difference: Difference) -> str:
+    """Say that the place of the calls left out is not known, where those before are equal."""
+    if difference.seqs is None:
+        return ""
+    first, last = difference.seqs
+    if difference.rounds is None:
+        return Skip.EQUAL.of(first, last)
+    return Skip.EQUAL_ROUNDS.of(first, last, plural(difference.rounds.rounds, "equal round"))
 
 
 def _is_by_habit(difference: Difference) -> bool:

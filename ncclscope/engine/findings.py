@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.sequences.difference import Difference
+from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.sequences.habit import PAST, known_by
 from ncclscope.engine.sequences.survived import AssumedCall
 from ncclscope.model import Call, Fact, Finding
-from ncclscope.wording import differences as say
+from ncclscope.wording.differences import Differ
+from ncclscope.wording.names import plural
 
 MANY = 256
 """Calls that every member posted after a difference, from which on it may have been survived."""
@@ -73,36 +75,37 @@ def from_difference(
         evidence: Facts read off the records, added to those that each difference has.
     """
     decided, first, edits = difference.decided, difference.first, len(difference.edits)
-    facts: list[str] = [Fact.of_call(say.before(difference))]
+    facts: list[str] = [Fact.of_call(_agree_before(difference))]
     others = [rank for rank in difference.peers if rank not in difference.suspect]
     sides = (difference.odd, difference.peers) if decided else (difference.suspect, others)
     if decided or len(sides[0]) > len(sides[1]):
-        facts.append(Fact.of_call(say.posted(difference, sides), *sides))
+        posted = Differ.POSTED.of(one=difference, odd=sides[0], peers=sides[1])
+        facts.append(Fact.of_call(posted, *sides))
     else:
-        facts.append(say.posted(difference, ()))
+        facts.append(Differ.EQUAL_SIDES.of(difference))
     facts += evidence
     thoughts = list(inferred)
     off = abs(first.inserted - first.deleted)
+    shifted = Differ.SHIFTED_FURTHER if edits > 1 else Differ.SHIFTED
     if difference.inferred and off:
-        thoughts.append(say.shifted(difference, off, further=edits > 1))
+        thoughts.append(shifted.of(one=difference, off=off))
     elif difference.item:
-        facts.append(say.noticed_later(difference))
+        facts.append(Differ.NOTICED.of(difference))
     if (other := difference.other) is not None:
-        fits = say.would_fit(other.inserted, other.deleted, in_place=difference.replaced)
-        thoughts.append(fits)
+        thoughts.append(_would_fit(difference, other))
     if decided and _follows_equal_calls(case, difference):
-        thoughts.append(say.after_equal_calls(difference))
+        thoughts.append(Differ.EQUAL_CALLS.of(difference))
     elsewhere = decided and _may_be_elsewhere(case, difference)
     if elsewhere:
-        thoughts.append(say.another_round(difference))
+        thoughts.append(Differ.ANOTHER_ROUND.of(difference.odd))
     members = len(difference.comm.ranks)
     is_most = difference.basis != "majority" or 2 * len(difference.peers) > members
     if decided and not is_most:
-        thoughts.append(say.no_majority(difference))
+        thoughts.append(Differ.NO_MAJORITY.of(difference.peers, members))
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:
-        thoughts.append(say.OPEN)
+        thoughts.append(Differ.OPEN.of())
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
@@ -110,19 +113,19 @@ def from_difference(
         confidence = "likely"
     role = "cause"
     if difference.survived:
-        facts.append(say.completed_after(difference))
-        summary = f"{summary} {say.WENT_ON}"
+        facts.append(Differ.COMPLETED.of(plural(difference.survived, "call")))
+        summary = Differ.WENT_ON.of(summary)
         if _is_hole(difference):
             role, confidence = "latent", "likely"
-            thoughts.append(say.IS_HOLE)
+            thoughts.append(Differ.IS_HOLE.of())
         elif difference.order is not None:
             confidence = "likely" if decided else "ambiguous"
-            thoughts.append(say.LEFT_WRONG_DATA)
+            thoughts.append(Differ.WRONG_DATA.of())
     elif decided and (ahead := _posted_after(case, difference)) >= MANY:
         confidence = "likely"
-        thoughts.append(say.enqueued_after(ahead))
+        thoughts.append(Differ.ENQUEUED.of(ahead))
     if edits > 1 and decided:
-        facts.append(say.more_later(edits - 1))
+        facts.append(Differ.LATER.of(plural(edits - 1, "more difference")))
     return Finding(
         kind=kind,
         summary=summary,
@@ -155,6 +158,25 @@ def _round(case: Case, difference: Difference) -> tuple[Call, ...]:
         return ()
     stop = min(difference.seq + difference.rounds.calls, log.calls + 1)
     return tuple(log.span(difference.seq, stop))
+
+
+def _agree_before(difference: Difference) -> str:
+    """Return what is known of the calls before a difference."""
+    seq, after = difference.seq, difference.after
+    if difference.exact and not after:
+        return Differ.AGREE.of(difference.comm, seq - difference.equal)
+    if not difference.exact:
+        return Differ.OVERWRITTEN.of(difference)
+    return (Differ.FOLLOWS if after + 1 == seq else Differ.AGREE_AFTER).of(difference)
+
+
+def _would_fit(difference: Difference, other: Edit) -> str:
+    """Return which other edit explains the calls as well."""
+    if other.inserted and other.deleted:
+        return Differ.ANOTHER_FITS.of()
+    fits = Differ.FITS if difference.replaced else Differ.FITS_UNMATCHED
+    did = "extra call" if other.inserted else "missing call"
+    return fits.of(plural(other.inserted or other.deleted, did))
 
 
 def _recorded(call: Call | None) -> Call | None:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ncclscope.model import Call, Communicator, Run
 from ncclscope.wording.names import (
     call_text,
-    comm_text,
-    placed,
     plural,
     ranks_text,
     same_part,
     sentence,
     who_text,
 )
+from ncclscope.wording.phrase import Phrase
 
-OPEN = "the records do not show which side diverged"
-OPEN_ORDER = "the records do not show which order diverged"
-IN_PLACE_FITS = "one call in place of another would fit the calls here as well"
-WENT_ON = "All members went on and completed calls after it."
-IS_HOLE = (
-    "it did not cause a hang: the job went on, so the record has a hole there, or members may "
-    "differ in this call"
-)
-LEFT_WRONG_DATA = (
-    "these calls were matched with each other and left wrong data: they completed, as small calls "
-    "of equal size do"
-)
 _REASONS = {
     "other_communicators": "another communicator's majority identifies the diverging ranks",
     "habit": "{suspect} broke the pattern of calls that both ranks had repeated until then",
@@ -43,8 +28,8 @@ _REASONS = {
 }
 
 
-class Item(Enum):
-    """A recorded detail that distinguishes equal calls; the value is its wording."""
+class Item(Phrase):
+    """A recorded detail that distinguishes equal calls."""
 
     LINES = "the lines they came from"
     STEPS = "the steps they belong to"
@@ -53,8 +38,57 @@ class Item(Enum):
     OTHER_CALLS = "the calls between them on other communicators"
     LIKE_CALLS = "the calls between them on communicators of the same kinds"
 
-    def __str__(self) -> str:
-        return self.value
+
+class Differ(Phrase):
+    """What the two sides of a difference posted, and what else may be so."""
+
+    OVERWRITTEN = (
+        "{0.comm}: the members already differ in overwritten records, at #{0.seq} or before"
+    )
+    AGREE = "{}: all calls before #{} agree"
+    FOLLOWS = "{0.comm}: #{0.seq} follows another difference, #{0.after}"
+    AGREE_AFTER = (
+        "{0.comm}: all calls after another difference, #{0.after}, and before #{0.seq} agree"
+    )
+    POSTED = "#{one.seq}: {odd} posted {one.odd_call:@}, {peers} {one.peer_call:@}"
+    EQUAL_SIDES = "#{0.seq}: two sides of equal size posted {0.odd_call:@} and {0.peer_call:@}"
+    SHIFTED = (
+        "which call it is: the calls here have equal operation, type and size, but {one.item} "
+        "match the peers' shifted by {off}, from #{one.seq} to the end"
+    )
+    SHIFTED_FURTHER = (
+        "which call it is: the calls here have equal operation, type and size, but {one.item} "
+        "match the peers' shifted by {off}, from #{one.seq} on, and further later"
+    )
+    NOTICED = "the calls themselves differ from #{0.noticed} on, {0.item} from #{0.seq} on"
+    ANOTHER_FITS = "one call in place of another would fit the calls here as well"
+    FITS = "{} would fit as well"
+    FITS_UNMATCHED = "{} would fit as well, with more calls unmatched at the end"
+    EQUAL_CALLS = (
+        "{0.odd} may have posted another number of the equal calls before #{0.seq}, and be "
+        "elsewhere in the program since then"
+    )
+    ANOTHER_ROUND = "{} may have come to another round of the loop: such calls were posted before"
+    NO_MAJORITY = (
+        "{} are right: they are most of those that posted the call, but no majority of the {} "
+        "members"
+    )
+    OPEN = "the records do not show which side diverged"
+    COMPLETED = "all members completed at least {} after it"
+    WENT_ON = "{} All members went on and completed calls after it."
+    IS_HOLE = (
+        "it did not cause a hang: the job went on, so the record has a hole there, or members may "
+        "differ in this call"
+    )
+    WRONG_DATA = (
+        "these calls were matched with each other and left wrong data: they completed, as small "
+        "calls of equal size do"
+    )
+    ENQUEUED = (
+        "it is the cause: all members posted at least {} calls after it, which the launch queues "
+        "of the devices can hold"
+    )
+    LATER = "later on the same communicator: {}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,89 +189,3 @@ def graphs_text(one: Contrast) -> str:
         f"graph {one.odd_call.graph} has {plural(own.calls, 'call')} there, "
         f"that of {ranks_text(one.peers)} has {plural(other.calls, 'call')}"
     )
-
-
-def before(one: Contrast) -> str:
-    """Say what is known of the calls before a difference."""
-    known = f"all calls after another difference, #{one.after}, and before #{one.seq} agree"
-    if not one.exact:
-        known = f"the members already differ in overwritten records, at #{one.seq} or before"
-    elif not one.after:
-        known = f"all calls before #{one.seq - one.equal} agree"
-    elif one.after + 1 == one.seq:
-        known = f"#{one.seq} follows another difference, #{one.after}"
-    return f"{comm_text(one.comm)}: {known}"
-
-
-def posted(one: Contrast, sides: Sequence[Sequence[int]]) -> str:
-    """Say what each of two sides posted; without them, that they are of equal size."""
-    own, theirs = placed(one.odd_call), placed(one.peer_call)
-    if not sides:
-        return f"#{one.seq}: two sides of equal size posted {own} and {theirs}"
-    return f"#{one.seq}: {ranks_text(sides[0])} posted {own}, {ranks_text(sides[1])} {theirs}"
-
-
-def shifted(one: Contrast, off: int, *, further: bool) -> str:
-    """Say how a detail shows by how many calls equal calls are shifted."""
-    until = "on, and further later" if further else "to the end"
-    return (
-        f"which call it is: the calls here have equal operation, type and size, but "
-        f"{one.item} match the peers' shifted by {off}, from #{one.seq} {until}"
-    )
-
-
-def noticed_later(one: Contrast) -> str:
-    """Say from where on the calls differ, and from where on a detail of them."""
-    return f"the calls themselves differ from #{one.noticed} on, {one.item} from #{one.seq} on"
-
-
-def would_fit(inserted: int, deleted: int, *, in_place: bool) -> str:
-    """Say which other edit explains the same calls."""
-    if inserted and deleted:
-        return IN_PLACE_FITS
-    what = plural(inserted or deleted, "extra call" if inserted else "missing call")
-    return f"{what} would fit as well" + (
-        "" if in_place else ", with more calls unmatched at the end"
-    )
-
-
-def after_equal_calls(one: Contrast) -> str:
-    """Say that one of the equal calls before a difference may be missing, or one too many."""
-    return (
-        f"{ranks_text(one.odd)} may have posted another number of the equal calls before "
-        f"#{one.seq}, and be elsewhere in the program since then"
-    )
-
-
-def another_round(one: Contrast) -> str:
-    """Say that a call in place of another may be one of another round."""
-    return (
-        f"{ranks_text(one.odd)} may have come to another round of the loop: such calls were posted "
-        f"before"
-    )
-
-
-def no_majority(one: Contrast) -> str:
-    """Say that those taken to be right are only most of those that posted the call."""
-    return (
-        f"{ranks_text(one.peers)} are right: they are most of those that posted the call, but no "
-        f"majority of the {len(one.comm.ranks)} members"
-    )
-
-
-def completed_after(one: Contrast) -> str:
-    """Say how many calls all members completed after a difference."""
-    return f"all members completed at least {plural(one.survived, 'call')} after it"
-
-
-def enqueued_after(calls: int) -> str:
-    """Say that a difference is a cause although all members enqueued calls after it."""
-    return (
-        f"it is the cause: all members posted at least {calls} calls after it, which the launch "
-        f"queues of the devices can hold"
-    )
-
-
-def more_later(count: int) -> str:
-    """Say how many differences follow on the communicator."""
-    return f"later on the same communicator: {plural(count, 'more difference')}"

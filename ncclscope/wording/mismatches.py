@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.model import Call, Communicator, Run
-from ncclscope.wording.differences import OPEN, OPEN_ORDER, Contrast, subject
+from ncclscope.wording.differences import Contrast, Differ, subject
 from ncclscope.wording.names import (
     call_text,
     comm_text,
@@ -25,6 +25,7 @@ ONE_CALL = (
     "which kind it is: the two calls come from different lines, so that one side may have skipped "
     "or repeated a call"
 )
+_OPEN_ORDER = "the records do not show which order diverged"
 OPEN_SPLITS = "the records do not show which side is wrong"
 
 
@@ -46,7 +47,7 @@ def mismatch(run: Run, one: Contrast, parameter: str, lines: tuple[str, str] | N
     if not one.decided and one.noticed is not None:
         return (
             f"{sentence(peers)} came to {where} from different lines, {sites[0]} and {sites[1]}, "
-            f"and posted different calls from call {one.noticed} on; {OPEN}."
+            f"and posted different calls from call {one.noticed} on; {Differ.OPEN}."
         )
     if one.differing_calls is not None:
         own, theirs = (call_with(call, parameter) for call in one.differing_calls)
@@ -55,7 +56,7 @@ def mismatch(run: Run, one: Contrast, parameter: str, lines: tuple[str, str] | N
             f"another branch, in which call {one.noticed} is {own}, and {theirs} on {peers}."
         )
     if not one.odd:
-        return f"At {where} {peers} posted different calls, {own} and {theirs}; {OPEN}."
+        return f"At {where} {peers} posted different calls, {own} and {theirs}; {Differ.OPEN}."
     if lines is not None:
         own, theirs = f"{own} at {lines[0]}", f"{theirs} at {lines[1]}"
         peers += ", from another line,"
@@ -70,7 +71,7 @@ def opposite_order(run: Run, one: Contrast, parameter: str) -> str:
         both = f"the calls from {theirs} on and those from {own} on"
     where = f"{comm_text(one.comm)}, from call {one.seq} on"
     if not one.odd:
-        return f"{sentence(peers)} posted {both} in opposite orders on {where}; {OPEN_ORDER}."
+        return f"{sentence(peers)} posted {both} in opposite orders on {where}; {_OPEN_ORDER}."
     return (
         f"{subject(run, one)} posted {both} in the opposite order on {where}: {own} comes first "
         f"there, {theirs} on {peers}."
@@ -126,7 +127,8 @@ def other_graph(run: Run, one: Contrast, seq: int, graphs: Sequence[tuple[int, i
     where, peers = f"call {seq} on {comm_text(one.comm)}", ranks_text(one.peers)
     own, theirs = (f"graph {number}, of {plural(calls, 'call')}" for number, calls in graphs)
     if not one.odd:
-        return f"At {where} {peers} replayed different CUDA graphs, {own}, and {theirs}; {OPEN}."
+        differ = f"{peers} replayed different CUDA graphs, {own}, and {theirs}"
+        return f"At {where} {differ}; {Differ.OPEN}."
     return (
         f"{subject(run, one)} replayed another CUDA graph than its peers as {where} and those "
         f"after it: {own}; {peers} replayed {theirs}."

@@ -7,7 +7,7 @@ from enum import Enum
 from string import Formatter
 
 from ncclscope.model import Call, Communicator
-from ncclscope.wording.names import call_text, comm_text, ranks_text, sentence
+from ncclscope.wording.names import call_text, comm_text, placed, ranks_text, sentence
 
 _SINGULAR = {
     "are": "is",
@@ -16,6 +16,7 @@ _SINGULAR = {
     "their": "its",
     "them": "it",
     "They": "It",
+    "they": "it",
     "they are": "it is",
     "were": "was",
 }
@@ -25,7 +26,8 @@ class Phrase(Enum):
     """A code whose value is its wording.
 
     A slot spells out its value: ``{}`` is ``ranks 2 3``, a call or a communicator. ``{:^}`` begins
-    a sentence with it. For ranks, ``{:wait}`` is that word, or ``waits`` for a single one.
+    a sentence with it, and ``{:@}`` is a call with its line. For ranks, ``{:wait}`` is that word,
+    or ``waits`` for a single one.
     """
 
     def of(self, *values: object, **named: object) -> str:
@@ -41,7 +43,7 @@ class _Speller(Formatter):
         if format_spec == "^":
             return sentence(self.format_field(value, ""))
         if isinstance(value, Call):
-            return call_text(value)
+            return placed(value) if format_spec == "@" else call_text(value)
         if isinstance(value, Communicator):
             return comm_text(value)
         if not isinstance(value, Collection) or isinstance(value, str):

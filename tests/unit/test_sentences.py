@@ -312,7 +312,7 @@ def slots(wording: str) -> tuple[int, set[str]]:
     ]
     numbers = {int(name) for name in fields if name.isdecimal()}
     return max(len([name for name in fields if not name]), *(n + 1 for n in numbers), 0), {
-        name.partition(".")[0] for name in fields if name and not name.isdecimal()
+        name for name in fields if name and not name.isdecimal()
     }
 
 

@@ -21,7 +21,8 @@ from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.activities import RAISED
 from ncclscope.model.log import made_before
 from ncclscope.model.signature import P2P_OPS
-from ncclscope.wording import skips as say
+from ncclscope.wording.names import plural, who_text
+from ncclscope.wording.skips import Elsewhere, listed, there
 
 _WAITS = ("not_joined", "p2p_mismatch")
 """Kinds of findings on ranks for which others wait."""
@@ -75,7 +76,9 @@ def _or_departed(finding: Finding, found: Mapping[int, Departure]) -> Finding:
         return finding
     departed = sorted(found)
     undecided = finding.undecided(sorted({*finding.diverging_ranks, *departed}))
-    return replace(undecided, inferred=(*undecided.inferred, say.may_have_departed(departed)))
+    return replace(
+        undecided, inferred=(*undecided.inferred, Elsewhere.MAY_HAVE_DEPARTED.of(departed))
+    )
 
 
 def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict[int, Departure]:
@@ -210,17 +213,25 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         return _replaced(case, departed, instead_of)
     if one.is_early:
         return _early(case, departed, instead_of)
-    edited, left_out, kind = one.left_out or one.extra, bool(one.left_out), "extra_call"
-    if left_out:
+    edited = one.left_out or one.extra
+    kind, code, before = "extra_call", Elsewhere.ONCE_MORE, Elsewhere.ROUNDS_BEFORE_ONCE
+    if one.left_out:
         kind = instead_of.kind if instead_of.kind in _OPEN else "missing_call"
+        code = Elsewhere.LEFT_OUT_ONE if len(edited) == 1 else Elsewhere.LEFT_OUT
+        before = Elsewhere.ROUNDS_BEFORE
     first, (comm, came) = edited[0], _comms(case, edited[0], one.call)
     others = {*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks}
     keeping = [rank for rank in sorted(others) if keeps_to_rounds(case.run.by_rank[rank])]
     shown = _first_posted(case, one, ranks)
     return Finding(
         kind="p2p_mismatch" if first.op in P2P_OPS else kind,
-        summary=say.departed(
-            case.run, ranks, (comm, first), (came, one.call), len(edited), left_out=left_out
+        summary=code.of(
+            who=who_text(case.run, ranks),
+            each="" if len(ranks) == 1 else "each ",
+            count=plural(len(edited), "call"),
+            begins="" if len(ranks) == 1 else f"rank {one.rank} ",
+            first=there(comm, first),
+            came=there(came, one.call),
         ),
         comm=comm if shown is None else case.run.communicators[shown.comm],
         seq=None if shown is None else shown.seq,
@@ -232,8 +243,8 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(
-            say.in_rounds_before(case.run, one.rank, edited, left_out=left_out),
-            *([say.keep_to_rounds(keeping)] if keeping else []),
+            before.of(one.rank, listed(case.run, edited)),
+            *([Elsewhere.KEEP.of(keeping)] if keeping else []),
         ),
         extent=len(edited),
         round=one.left_out,
@@ -249,7 +260,13 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
     before, now = _comms(case, expected, posted)
     return Finding(
         kind="p2p_mismatch" if is_transfer else "comm_swap",
-        summary=say.elsewhere(case.run, ranks, (now, posted), (before, expected)),
+        summary=Elsewhere.OTHER_TARGET.of(
+            who=who_text(case.run, ranks),
+            each="" if len(ranks) == 1 else "each ",
+            now=there(now, posted),
+            usual=expected,
+            before=before,
+        ),
         comm=now,
         seq=None if is_transfer else posted.seq,
         diverging_ranks=ranks,
@@ -259,7 +276,7 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
         confidence="likely",
         analyzer="accounting",
         evidence=instead_of.evidence,
-        inferred=(say.kept_to_rounds(one.rank),),
+        inferred=(Elsewhere.KEPT.of(one.rank),),
         extent=1,
         hangs=instead_of.hangs,
     )
@@ -269,22 +286,27 @@ def _early(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Fi
     """Return a finding about ranks that posted a call before another one, and always after it."""
     one, ranks = departed[0], tuple(departed_one.rank for departed_one in departed)
     first, posted = one.left_out[0], one.call
-    there, here = _comms(case, first, posted)
+    comm, here = _comms(case, first, posted)
     shown = _first_posted(case, one, ranks)
     return Finding(
         kind="order_cycle",
-        summary=say.before_its_turn(case.run, ranks, (here, posted), (there, first)),
-        comm=there,
+        summary=Elsewhere.EARLY.of(
+            who=who_text(case.run, ranks),
+            each="" if len(ranks) == 1 else "each ",
+            now=there(here, posted),
+            usual=first,
+            there=comm,
+        ),
+        comm=comm,
         seq=None if shown is None else shown.seq,
         diverging_ranks=ranks,
         odd=posted,
         odd_is="call",
         peers=first if shown is None else shown,
         confidence="likely",
-        role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
-        inferred=(say.OTHERWISE_EARLY,),
+        inferred=(Elsewhere.EARLY_AS_WELL.of(),),
         extent=len(one.left_out),
         hangs=instead_of.hangs,
     )

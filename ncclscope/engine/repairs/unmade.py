@@ -13,7 +13,8 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.reservations import WAITS
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Call, Finding
-from ncclscope.wording import skips as say
+from ncclscope.wording.names import who_text
+from ncclscope.wording.skips import Elsewhere, there
 
 
 def with_unmade_groups(case: Case, findings: Sequence[Finding]) -> list[Finding]:
@@ -43,7 +44,13 @@ def _made_by_others(case: Case, finding: Finding) -> Finding | None:
         return replace(
             finding,
             kind="missing_call",
-            summary=say.did_not_make(case.run, ranks, (comm, made), pending.comm, waiting),
+            summary=Elsewhere.NOT_MADE.of(
+                who=who_text(case.run, ranks),
+                group=pending.comm,
+                waiting=waiting,
+                made=made,
+                where=there(comm, made),
+            ),
             comm=comm,
             seq=made.seq,
             peers=made,

@@ -10,7 +10,7 @@ from ncclscope.engine.mismatch import PARAMETERS, ParameterMismatch
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.replays import OtherGraph, other_graph
 from ncclscope.model import Finding
-from ncclscope.wording import mismatches as say
+from ncclscope.wording.mismatches import Unlike, captured, different_graphs
 
 
 class CaptureMismatch(ParameterMismatch):
@@ -37,16 +37,23 @@ class CaptureMismatch(ParameterMismatch):
     def _summary(self, case: Case, difference: Difference) -> str:
         if not difference.odd:
             return super()._summary(case, difference)
-        return say.captured(case.run, difference)
+        return captured(case.run, difference)
 
     def _other(self, case: Case, difference: Difference, found: OtherGraph) -> Finding:
         odd, peer = found.odd, found.peer
+        names: tuple[object, object] = difference.odd, difference.peers
+        if not difference.odd:
+            names = Unlike.ONE_SIDE, Unlike.OTHER_SIDE
         graphs = [(block.graph, block.calls) for block in (odd, peer)]
         return from_difference(
             case,
             difference,
             kind=self.name,
-            summary=say.other_graph(case.run, difference, odd.seq, graphs),
+            summary=different_graphs(case.run, difference, odd.seq, graphs),
             extent=odd.calls,
-            evidence=say.known_graphs(difference, found.odd_has, found.peer_has),
+            evidence=tuple(
+                Unlike.SAME_GRAPH.of(there, number, here)
+                for number, here, there in ((found.odd_has, *names), (found.peer_has, *names[::-1]))
+                if number is not None
+            ),
         )

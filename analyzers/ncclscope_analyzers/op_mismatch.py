@@ -5,7 +5,8 @@ from __future__ import annotations
 from ncclscope.engine.case import Case
 from ncclscope.engine.mismatch import ParameterMismatch
 from ncclscope.engine.sequences.difference import Difference
-from ncclscope.wording.mismatches import overwritten
+from ncclscope.wording.differences import subject
+from ncclscope.wording.mismatches import Unlike
 
 
 class OpMismatch(ParameterMismatch):
@@ -19,5 +20,5 @@ class OpMismatch(ParameterMismatch):
 
     def _summary(self, case: Case, difference: Difference) -> str:
         if difference.overwritten:
-            return overwritten(case.run, difference)
+            return Unlike.OVERWRITTEN.of(who=subject(case.run, difference), one=difference)
         return super()._summary(case, difference)

@@ -9,7 +9,8 @@ from ncclscope.engine.case import Case, may_hold
 from ncclscope.engine.mismatch import ParameterMismatch
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
-from ncclscope.wording import mismatches as say
+from ncclscope.wording.mismatches import Unlike
+from ncclscope.wording.names import shape_text, site_text, who_text
 
 FRONT = 8
 """Calls checked in rings, counted back from the end or from the first divergence."""
@@ -42,7 +43,7 @@ class SizeMismatch(ParameterMismatch):
     ) -> Finding:
         ranks = tuple(sorted(calls))
         call = calls[ranks[0]]
-        due = _due(call, len(comm.ranks))
+        due, shape = _due(call, len(comm.ranks)), shape_text(call.out_shape)
         logs = case.logs(comm.key)
         peers = (
             log.call(seq)
@@ -51,14 +52,21 @@ class SizeMismatch(ParameterMismatch):
         )
         return Finding(
             kind=self.name,
-            summary=say.unfit_output(case.run, ranks, comm, call, due or 0),
+            summary=Unlike.OUTPUT.of(
+                who=who_text(case.run, ranks),
+                call=call,
+                comm=comm,
+                shape=shape,
+                size=len(comm.ranks),
+                due=due,
+            ),
             comm=comm,
             seq=seq,
             diverging_ranks=ranks,
             odd=call,
             peers=next(peers, None),
             confidence="certain",
-            evidence=(say.passed_output(ranks, call),),
+            evidence=(Unlike.PASSED.of(ranks=ranks, call=call, shape=shape, site=site_text(call)),),
             extent=1,
         )
 

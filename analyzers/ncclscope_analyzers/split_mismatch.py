@@ -9,7 +9,8 @@ from ncclscope.engine.case import Case, may_hold
 from ncclscope.engine.mismatch import ParameterMismatch
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.log import CallLog
-from ncclscope.wording import mismatches as say
+from ncclscope.wording.mismatches import Unlike
+from ncclscope.wording.names import rank_text, site_text
 
 FRONT = 32
 """Calls checked in rings, counted back from the end or from the first divergence."""
@@ -91,17 +92,21 @@ class SplitMismatch(ParameterMismatch):
     def _unlike_finding(
         self, case: Case, comm: Communicator, rank: int, call: Call, rows: int
     ) -> Finding:
+        code = Unlike.ROWS_PASSED if call.op == "all_gatherv" else Unlike.ROWS_TOOK
+        sizes = ",".join(map(str, call.sizes or ()))
         entry = (call.sizes or ())[comm.ranks.index(rank)]
         return Finding(
             kind=self.name,
-            summary=say.unlike_entry(case.run, rank, comm, call, rows, entry),
+            summary=code.of(
+                who=rank_text(case.run, rank), rows=rows, call=call, comm=comm, entry=entry
+            ),
             comm=comm,
             seq=call.seq,
             diverging_ranks=(rank,),
             odd=call,
             confidence="certain",
             extent=1,
-            evidence=(say.posted_sizes(rank, call),),
+            evidence=(Unlike.SIZES.of(rank, call, sizes, site_text(call)),),
         )
 
     def _unfit_finding(
@@ -124,13 +129,18 @@ class SplitMismatch(ParameterMismatch):
         ranks = comm.ranks
         sender, receiver = unfit[0][:2]
         edges = [
-            say.unfit_edge(ranks[one], ranks[other], put, got) for one, other, put, got in unfit[:8]
+            Unlike.EDGE.of(ranks[one], put, ranks[other], got) for one, other, put, got in unfit[:8]
         ]
         named = sorted(ranks[place] for place in alone or counts)
+        code = Unlike.SPLITS
+        if alone:
+            code = Unlike.OWN_ROWS if alone == wrong else Unlike.OWN_SPLITS
         peer = next(place for place in counts if place not in alone)
         return Finding(
             kind=self.name,
-            summary=say.unfit_splits(case.run, named, comm, seq, edges[0], adds_up=alone != wrong),
+            summary=code.of(
+                who=rank_text(case.run, named[0]), seq=seq, comm=comm, ranks=named, edge=edges[0]
+            ),
             comm=comm,
             seq=seq,
             diverging_ranks=tuple(named) if alone else (),
@@ -140,7 +150,7 @@ class SplitMismatch(ParameterMismatch):
             confidence="certain" if alone else "ambiguous",
             extent=1,
             evidence=tuple(edges),
-            inferred=() if alone else (say.OPEN_SPLITS,),
+            inferred=() if alone else (Unlike.OPEN_SPLITS.of(),),
         )
 
 

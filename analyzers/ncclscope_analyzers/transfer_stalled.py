@@ -9,7 +9,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.transfers.engines import Engines, Joined
 from ncclscope.engine.transfers.reasons import Reason, Thresholds, find_reason
 from ncclscope.model import Finding
-from ncclscope.wording import stalls as say
+from ncclscope.wording.stalls import end_state, request
 
 _CONFIDENCE = ("certain", "likely", "ambiguous")
 
@@ -58,7 +58,7 @@ def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -
     singled = tuple(sorted(own[id(one)] for one in reason.at_fault if id(one) in own))
     return Finding(
         kind="transfer_stalled",
-        summary=say.request(end, name, others, since, reason.missing, over=over, latent=latent),
+        summary=request(end, name, others, since, reason.missing, over=over, latent=latent),
         diverging_ranks=singled,
         confidence=reason.confidence,
         role=reason.role,
@@ -86,4 +86,4 @@ def _facts(engines: Engines, one: Joined) -> Iterable[str]:
         if end is None:
             continue
         name = engines.by_id[end.engine].name
-        yield say.end_state(end, name, engines.seconds_since(end.changed_ns))
+        yield end_state(end, name, engines.seconds_since(end.changed_ns))

@@ -11,7 +11,8 @@ from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.habit import are_variants
 from ncclscope.model import Call, Finding
 from ncclscope.model.signature import CREATION_OPS, VECTOR_OPS
-from ncclscope.wording import mismatches as say
+from ncclscope.wording.mismatches import Unlike, mismatch, opposite_order
+from ncclscope.wording.names import plural
 
 PARAMETERS = (
     "op_mismatch",
@@ -61,13 +62,13 @@ class ParameterMismatch:
             difference,
             kind=self.name,
             summary=(
-                say.opposite_order(case.run, difference, self.parameter)
+                opposite_order(case.run, difference, self.parameter)
                 if reordered
                 else self._summary(case, difference)
             ),
             extent=first.inserted if reordered else 1,
-            evidence=(say.blocks(difference, first.matched),) if reordered else (),
-            inferred=(say.ONE_CALL,) if self._may_be_a_skip(case, difference) else (),
+            evidence=(_blocks(difference),) if reordered else (),
+            inferred=(Unlike.ONE_CALL.of(),) if self._may_be_a_skip(case, difference) else (),
         )
 
     def _concerns(self, difference: Difference) -> bool:
@@ -96,4 +97,19 @@ class ParameterMismatch:
 
     def _summary(self, case: Case, difference: Difference) -> str:
         lines = difference.lines if self._is_other_line(difference) else None
-        return say.mismatch(case.run, difference, self.parameter, lines)
+        return mismatch(case.run, difference, self.parameter, lines)
+
+
+def _blocks(difference: Difference) -> str:
+    """Return which two blocks of calls are in opposite order, and how many calls agree after."""
+    (theirs, own), matched = difference.order or (0, 0), difference.first.matched
+    after = Unlike.NO_CALLS.of()
+    if matched:
+        after = Unlike.AGREE.of(plural(matched, "call"), range(matched))
+    return Unlike.BLOCKS.of(
+        first=difference.seq,
+        last=difference.seq + theirs + own - 1,
+        calls=plural(theirs + own, "call"),
+        theirs=theirs,
+        after=after,
+    )

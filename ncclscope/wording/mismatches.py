@@ -4,29 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope.model import Call, Communicator, Run
+from ncclscope.model import Call, Run
 from ncclscope.wording.differences import Contrast, Differ, subject
 from ncclscope.wording.names import (
     call_text,
     comm_text,
     plural,
-    rank_text,
     ranks_text,
     replay_text,
     sentence,
-    shape_text,
-    site_text,
     sizes_text,
-    verb,
-    who_text,
 )
+from ncclscope.wording.phrase import Phrase
 
-ONE_CALL = (
-    "which kind it is: the two calls come from different lines, so that one side may have skipped "
-    "or repeated a call"
-)
 _OPEN_ORDER = "the records do not show which order diverged"
-OPEN_SPLITS = "the records do not show which side is wrong"
+
+
+class Unlike(Phrase):
+    """What is known of calls of one number with different parameters."""
+
+    ONE_CALL = (
+        "which kind it is: the two calls come from different lines, so that one side may have "
+        "skipped or repeated a call"
+    )
+    BLOCKS = (
+        "#{first} to #{last}: the same {calls}, but the first {theirs} of one side are the last "
+        "{theirs} of the other; {after}"
+    )
+    NO_CALLS = "no calls follow"
+    AGREE = "{} after that {:agree}"
+    OVERWRITTEN = (
+        "{who:^} left the common sequence of {one.comm} at call {one.seq} or before; the call "
+        "itself has been overwritten."
+    )
+    SAME_GRAPH = "the graph that {} replayed is graph {} on {}"
+    ONE_SIDE = "one side"
+    OTHER_SIDE = "the other side"
+    OUTPUT = (
+        "{who:^} posted {call} as call {call.seq} on {comm} with an output of {shape}; with {size} "
+        "members it needs {due} elements."
+    )
+    PASSED = "{ranks} {ranks:pass} {call} with an output of {shape} as #{call.seq}{site}"
+    ROWS_PASSED = (
+        "{who:^} passed {rows} rows in call {call.seq} on {comm}, {call}, but its own entry of the "
+        "sizes is {entry}."
+    )
+    ROWS_TOOK = (
+        "{who:^} took {rows} rows in call {call.seq} on {comm}, {call}, but its own entry of the "
+        "sizes is {entry}."
+    )
+    SIZES = "rank {} posted {} with sizes {}{}"
+    EDGE = "rank {} sends {} to rank {}, which expects {}"
+    SPLITS = "In call {seq} on {comm}, all_to_all, the splits of {ranks} do not match: {edge}."
+    OWN_ROWS = (
+        "{who:^} split its tensors in call {seq} on {comm}, all_to_all into more or fewer rows "
+        "than they have: {edge}."
+    )
+    OWN_SPLITS = (
+        "{who:^} split its tensors in call {seq} on {comm}, all_to_all differently than all its "
+        "peers expect: {edge}."
+    )
+    OPEN_SPLITS = "the records do not show which side is wrong"
 
 
 def call_with(call: Call, parameter: str) -> str:
@@ -78,26 +116,6 @@ def opposite_order(run: Run, one: Contrast, parameter: str) -> str:
     )
 
 
-def blocks(one: Contrast, matched: int) -> str:
-    """Say which two blocks of calls are in opposite order, and how many calls agree after them."""
-    theirs, own = one.order or (0, 0)
-    after = "no calls follow"
-    if matched:
-        after = f"{plural(matched, 'call')} after that {verb(range(matched), 'agree')}"
-    return (
-        f"#{one.seq} to #{one.seq + theirs + own - 1}: the same {plural(theirs + own, 'call')}, "
-        f"but the first {theirs} of one side are the last {theirs} of the other; {after}"
-    )
-
-
-def overwritten(run: Run, one: Contrast) -> str:
-    """Say that the call in which a rank diverged is not kept."""
-    return (
-        f"{subject(run, one)} left the common sequence of {comm_text(one.comm)} at call {one.seq} "
-        f"or before; the call itself has been overwritten."
-    )
-
-
 def captured(run: Run, one: Contrast) -> str:
     """Say who captured, replayed or ran a call that the peers posted in another way."""
     odd, peer = one.odd_call, one.peer_call
@@ -122,7 +140,7 @@ def _which(call: Call) -> str:
     return "" if call.replay is None else f" ({replay_text(call)})"
 
 
-def other_graph(run: Run, one: Contrast, seq: int, graphs: Sequence[tuple[int, int]]) -> str:
+def different_graphs(run: Run, one: Contrast, seq: int, graphs: Sequence[tuple[int, int]]) -> str:
     """Say who replayed another graph than the peers; of each, give its number and calls."""
     where, peers = f"call {seq} on {comm_text(one.comm)}", ranks_text(one.peers)
     own, theirs = (f"graph {number}, of {plural(calls, 'call')}" for number, calls in graphs)
@@ -133,65 +151,3 @@ def other_graph(run: Run, one: Contrast, seq: int, graphs: Sequence[tuple[int, i
         f"{subject(run, one)} replayed another CUDA graph than its peers as {where} and those "
         f"after it: {own}; {peers} replayed {theirs}."
     )
-
-
-def known_graphs(one: Contrast, odd_has: int | None, peer_has: int | None) -> tuple[str, ...]:
-    """Say which number the graph of one side has on the other, where it has it."""
-    own, theirs = "one side", "the other side"
-    if one.odd:
-        own, theirs = ranks_text(one.odd), ranks_text(one.peers)
-    return tuple(
-        f"the graph that {there} replayed is graph {number} on {here}"
-        for number, here, there in ((odd_has, own, theirs), (peer_has, theirs, own))
-        if number is not None
-    )
-
-
-def unfit_output(run: Run, ranks: Sequence[int], comm: Communicator, call: Call, due: int) -> str:
-    """Say who passed an output that does not fit its input, which needs `due` elements."""
-    return (
-        f"{sentence(who_text(run, ranks))} posted {call_text(call)} as call {call.seq} on "
-        f"{comm_text(comm)} with an output of {shape_text(call.out_shape)}; with "
-        f"{len(comm.ranks)} members it needs {due} elements."
-    )
-
-
-def passed_output(ranks: Sequence[int], call: Call) -> str:
-    """Say which output ranks passed to a call."""
-    return (
-        f"{ranks_text(ranks)} {verb(ranks, 'pass')} {call_text(call)} with an output of "
-        f"{shape_text(call.out_shape)} as #{call.seq}{site_text(call)}"
-    )
-
-
-def unlike_entry(run: Run, rank: int, comm: Communicator, call: Call, rows: int, entry: int) -> str:
-    """Say that the rows of a rank differ from its own entry of the sizes."""
-    what = "passed" if call.op == "all_gatherv" else "took"
-    return (
-        f"{sentence(rank_text(run, rank))} {what} {rows} rows in call {call.seq} on "
-        f"{comm_text(comm)}, {call_text(call)}, but its own entry of the sizes is {entry}."
-    )
-
-
-def posted_sizes(rank: int, call: Call) -> str:
-    """Say with which sizes a rank posted a call."""
-    sizes = ",".join(map(str, call.sizes or ()))
-    return f"rank {rank} posted {call_text(call)} with sizes {sizes}{site_text(call)}"
-
-
-def unfit_edge(sender: int, receiver: int, sent: int, due: int) -> str:
-    """Say how many rows a rank sends to another one, and how many that one expects."""
-    return f"rank {sender} sends {sent} to rank {receiver}, which expects {due}"
-
-
-def unfit_splits(
-    run: Run, ranks: Sequence[int], comm: Communicator, seq: int, edge: str, *, adds_up: bool
-) -> str:
-    """Say which one rank split its tensors otherwise than its peers, or which ranks may have."""
-    where = f"call {seq} on {comm_text(comm)}, all_to_all"
-    if len(ranks) > 1:
-        return f"In {where}, the splits of {ranks_text(sorted(ranks))} do not match: {edge}."
-    how = "differently than all its peers expect"
-    if not adds_up:
-        how = "into more or fewer rows than they have"
-    return f"{sentence(rank_text(run, ranks[0]))} split its tensors in {where} {how}: {edge}."

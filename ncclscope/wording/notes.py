@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ncclscope.model import Activity, Communicator, Step
+from ncclscope.model import Activity, Step
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import comm_text, plural
+from ncclscope.wording.names import plural
 from ncclscope.wording.phrase import Phrase
 
 SHOWN = 160
@@ -87,28 +87,16 @@ def method_text(sent: Activity | None) -> str:
     return str(sent.detail) if sent is not None and named else "a call"
 
 
-def hole(comm: Communicator, seq: int, *, has_more: bool) -> str:
-    """Say that a call near a number is not recorded, or that one rank alone recorded it."""
-    where = f"near #{seq} on {comm.label or comm.key[:12]}"
-    if has_more:
-        return (
-            f"it alone recorded a call {where}, and all went on: the call was refused, or those of "
-            f"its peers are not recorded"
-        )
-    return f"a call {where} is not recorded, though its peers posted it and all went on"
+class Lacks(Phrase):
+    """Calls that a record lacks, or that cannot be compared."""
 
-
-def hole_of_op(comm: Communicator, op: str) -> str:
-    """Say that no call of an operation is recorded."""
-    return (
-        f"{op} on {comm.label or comm.key[:12]} is not recorded, though its peers posted it and "
-        f"all went on"
+    ALONE = (
+        "it alone recorded a call near #{} on {}, and all went on: the call was refused, or those "
+        "of its peers are not recorded"
     )
-
-
-def mixed(comm: Communicator) -> str:
-    """Say that probes and NCCL's plugin numbered the calls of a communicator differently."""
-    return (
-        f"the calls on {comm_text(comm)} are not compared: probes recorded those of some ranks and "
-        f"NCCL's plugin those of others, and these are numbered differently"
+    CALL = "a call near #{} on {} is not recorded, though its peers posted it and all went on"
+    OP = "{} on {} is not recorded, though its peers posted it and all went on"
+    MIXED = (
+        "the calls on {} are not compared: probes recorded those of some ranks and NCCL's plugin "
+        "those of others, and these are numbered differently"
     )

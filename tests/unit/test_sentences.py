@@ -18,8 +18,6 @@ from ncclscope.wording.phrase import Phrase
 ROOT = Path(__file__).parents[2]
 RULES = (ROOT / "ncclscope" / "engine", ROOT / "analyzers" / "ncclscope_analyzers")
 """Rooms that write no sentence: ``ncclscope/wording`` says what they decide."""
-WORDING = "say"
-"""Name under which rules import a module of ``ncclscope/wording``."""
 WORDS = 3
 """Words that make a text a sentence."""
 HELD = frozenset(
@@ -82,18 +80,16 @@ class Reader:
 
     def _is_sentence(self, node: ast.expr, held: Collection[str]) -> bool:
         if isinstance(node, ast.Attribute):
-            return node.attr in HELD or getattr(node.value, "id", "") == WORDING
+            return node.attr in HELD
         if isinstance(node, ast.Name):
             return node.id in held
         if isinstance(node, (ast.NamedExpr, ast.Starred, ast.Subscript)):
             return self._is_sentence(node.value, held)
         if isinstance(node, ast.Set):
             return any(self._is_sentence(one, held) for one in node.elts)
-        if isinstance(node, ast.Call) and (self._is_sentence(node.func, ()) or _is_phrase(node)):
-            return True
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
-            return name.endswith(MADE)
+            return name.endswith(MADE) or _is_phrase(node)
         if isinstance(node, ast.IfExp):
             return self._is_sentence(node.body, held) or self._is_sentence(node.orelse, held)
         if isinstance(node, ast.BoolOp):
@@ -198,8 +194,6 @@ def test_no_rule_reads_a_sentence() -> None:
         "f'{text[:-1]})' if (text := moving.text) else text",
         "(who := f'on the device of {ranks}').removeprefix('on ')",
         "(text := '; '.join(halves)).replace(f'rank {n}', name, 1)",
-        "say.no_record(number) in finding.evidence",
-        "(text := say.OPEN).startswith('the')",
         "Gap.STACK.of(ranks) in finding.evidence[1]",
         "(text := Wait.OPEN.of(wait)).partition(';')",
     ],

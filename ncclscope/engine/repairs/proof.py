@@ -18,7 +18,8 @@ from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.swaps import Swap
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Finding
-from ncclscope.wording import proofs as say
+from ncclscope.wording.names import plural
+from ncclscope.wording.proofs import Repair
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Proof:
         of = len(self.waiting)
         against = []
         if self.rival is not None and self.rival[1] < of:
-            against.append(say.releases(self.rival[1], of))
+            against.append(Repair.RELEASES.of(self.rival[1], of))
         if self.rival is not None and self.unexplained:
-            against.append(say.leaves_end(self.unexplained))
+            against.append(Repair.LEAVES_END.of(self.unexplained))
         against += self.against
         calls = [
             {"rank": rank, **one.to_dict()} for rank, some in self.changes.items() for one in some
@@ -88,11 +89,17 @@ class Proof:
         }
 
     def __str__(self) -> str:
+        of, rival, changed = len(self.waiting), self.rival, sorted(self.changes)
         expected = [rank for rank in self.ranks if rank not in self.changes]
         calls = sum(max(one.drop, one.add) for some in self.changes.values() for one in some)
-        of = len(self.waiting)
-        changed = sorted(self.changes)
-        return say.repair(expected, changed, calls, of - len(self.held), of, self.rival)
+        did = [Repair.AS_EXPECTED.of(expected)] if expected else []
+        if changed:
+            did.append(Repair.AS_PEERS.of(ranks=changed, calls=plural(calls, "call")))
+        counts = Repair.SOME.of(of - len(self.held), of)
+        if not self.held:
+            counts = Repair.ALL.of(plural(of, "waiting rank"))
+        nearest = "" if rival is None else Repair.NEAREST.of(rival[0], rival[1], of)
+        return Repair.IF.of(did=str(Repair.AND).join(did), counts=counts, nearest=nearest)
 
 
 def prove(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> Proof | None:
@@ -150,10 +157,10 @@ def _against(case: Case, ranks: frozenset[int], rival: int, swaps: Iterable[Swap
     for one in case.differences:
         others = sorted({*one.peers} - {rival})
         if one.odd and ranks.issuperset(one.odd) and others:
-            yield say.leaves_unlike(one.comm, one.seq, one.odd, others)
+            yield Repair.LEAVES_UNLIKE.of(one=one, others=others)
     for swap in swaps:
         if swap.missed is not None or swap.count > 1:
-            yield say.leaves_swap(swap.rank, swap.comm, swap.fewer)
+            yield Repair.LEAVES_SWAP.of(swap)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ncclscope.model import Call, DamagedCall, Run
 from ncclscope.model.memory import Tail, chained_hashes
 from ncclscope.model.signature import BASE
 from ncclscope.model.windows import PlacedLog
-from ncclscope.wording import notes as say
+from ncclscope.wording.notes import Lacks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ def reduce_mixed(run: Run) -> Run:
             changed[key] = found
     if not changed and not refused:
         return run
-    text = "; ".join(say.mixed(run.communicators[key]) for key in refused)
+    text = "; ".join(Lacks.MIXED.of(run.communicators[key]) for key in refused)
     entry = {"kind": "mixed", "text": text, "comms": refused, "since_ns": None}
     ranks = []
     for rank in run.ranks:

@@ -36,7 +36,7 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail
 from ncclscope.model.windows import best_shift
-from ncclscope.wording import notes as say
+from ncclscope.wording.notes import Lacks
 
 WINDOW = 4096
 """Calls at the end of a log, and after a difference, that are compared again."""
@@ -173,10 +173,11 @@ def _holes(survived: Survived, ops: frozenset[str], *, has_more: bool) -> list[d
             with an exception, before it was sent, is such a call.
     """
     comm = survived.divergence.comm
-    seq, hole = survived.divergence.seq, {"kind": "hole", "comms": [comm.key]}
+    name, hole = comm.label or comm.key[:12], {"kind": "hole", "comms": [comm.key]}
     if not ops:
-        return [{**hole, "text": say.hole(comm, seq, has_more=has_more)}]
-    return [{**hole, "text": say.hole_of_op(comm, op), "op": op} for op in sorted(ops)]
+        code = Lacks.ALONE if has_more else Lacks.CALL
+        return [{**hole, "text": code.of(survived.divergence.seq, name)}]
+    return [{**hole, "text": Lacks.OP.of(op, name), "op": op} for op in sorted(ops)]
 
 
 def _last_completed(rank: Rank, log: CallLog, seq: int) -> int:

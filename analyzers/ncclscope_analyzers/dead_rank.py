@@ -293,10 +293,11 @@ class DeadRank:
         rank = case.run.by_rank.get(number)
         pending, waiting = self._missed_call(case, number, waiting)
         where, who = call_on(pending.comm, pending.call), rank_text(case.run, number)
+        posted = Wait.POSTED.of(posted=waiting, where=where, absent=[number])
         evidence: list[str] = [
             Fact.of_call(Join.POSTED.of(waiting, where), waiting)
             if rank is None
-            else Fact.of_call(Join.POSTED_ALONE.of(waiting, where, number), waiting, [number])
+            else Fact.of_call(posted, waiting, [number])
         ]
         last, at_once = None, False
         if rank is None:

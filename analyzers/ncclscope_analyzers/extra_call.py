@@ -93,7 +93,5 @@ def _too_early(case: Case, difference: Difference, later: dict[int, int]) -> tup
     own = habit_of(difference.odd_call), difference.odd_call.site
     if own not in after and (after or first.matched > first.inserted):
         return ()
-    if own not in after:
-        return (Skip.MAY_BE_NEXT.of(difference),)
-    always = {*after} == {own} and len(after) > 1
-    return ((Skip.ALWAYS_NEXT if always else Skip.WAS_NEXT).of(difference),)
+    past = Skip.ALWAYS_NEXT if {*after} == {own} and len(after) > 1 else Skip.WAS_NEXT
+    return (Skip.NEXT.of(one=difference, past=past if own in after else Skip.MAY_BE_NEXT),)

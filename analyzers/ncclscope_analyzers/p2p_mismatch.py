@@ -23,6 +23,7 @@ from ncclscope.model import Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
+from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import call_there, placed, plural, rank_text, site_text
 from ncclscope.wording.p2p import Unpaired, half_missing, misdirected
 
@@ -145,7 +146,7 @@ class P2pMismatch:
             summary=(Unpaired.MIXED_CYCLE if mixed else Unpaired.CYCLE).of(ranks, finding.summary),
             candidate_ranks=ranks,
             evidence=evidence,
-            inferred=(Unpaired.OPEN.of(),),
+            inferred=(Doubt.WHICH_IS_WRONG.of(),),
         )
 
     def _short(
@@ -224,7 +225,7 @@ class P2pMismatch:
             confidence="ambiguous",
             role=role,
             evidence=tuple(evidence),
-            inferred=((Unpaired.OPEN if unseen else Unpaired.OPEN_PAIR).of(),),
+            inferred=((Doubt.WHICH_IS_WRONG if unseen else Unpaired.OPEN_PAIR).of(),),
         )
 
     def _misdirected(self, case: Case, found: Sequence[StuckTransfer], diverging: int) -> Finding:

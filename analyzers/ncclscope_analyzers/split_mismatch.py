@@ -92,13 +92,13 @@ class SplitMismatch(ParameterMismatch):
     def _unlike_finding(
         self, case: Case, comm: Communicator, rank: int, call: Call, rows: int
     ) -> Finding:
-        code = Unlike.ROWS_PASSED if call.op == "all_gatherv" else Unlike.ROWS_TOOK
+        did = "passed" if call.op == "all_gatherv" else "took"
         sizes = ",".join(map(str, call.sizes or ()))
         entry = (call.sizes or ())[comm.ranks.index(rank)]
         return Finding(
             kind=self.name,
-            summary=code.of(
-                who=rank_text(case.run, rank), rows=rows, call=call, comm=comm, entry=entry
+            summary=Unlike.ROWS.of(
+                who=rank_text(case.run, rank), did=did, rows=rows, call=call, comm=comm, entry=entry
             ),
             comm=comm,
             seq=call.seq,

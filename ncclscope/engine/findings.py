@@ -86,9 +86,9 @@ def from_difference(
     facts += evidence
     thoughts = list(inferred)
     off = abs(first.inserted - first.deleted)
-    shifted = Differ.SHIFTED_FURTHER if edits > 1 else Differ.SHIFTED
     if difference.inferred and off:
-        thoughts.append(shifted.of(one=difference, off=off))
+        until = Differ.FURTHER if edits > 1 else Differ.TO_END
+        thoughts.append(Differ.SHIFTED.of(one=difference, off=off, until=until))
     elif difference.item:
         facts.append(Differ.NOTICED.of(difference))
     if (other := difference.other) is not None:

@@ -54,12 +54,10 @@ class Differ(Phrase):
     EQUAL_SIDES = "#{0.seq}: two sides of equal size posted {0.odd_call:@} and {0.peer_call:@}"
     SHIFTED = (
         "which call it is: the calls here have equal operation, type and size, but {one.item} "
-        "match the peers' shifted by {off}, from #{one.seq} to the end"
+        "match the peers' shifted by {off}, from #{one.seq} {until}"
     )
-    SHIFTED_FURTHER = (
-        "which call it is: the calls here have equal operation, type and size, but {one.item} "
-        "match the peers' shifted by {off}, from #{one.seq} on, and further later"
-    )
+    TO_END = "to the end"
+    FURTHER = "on, and further later"
     NOTICED = "the calls themselves differ from #{0.noticed} on, {0.item} from #{0.seq} on"
     ANOTHER_FITS = "one call in place of another would fit the calls here as well"
     FITS = "{} would fit as well"

@@ -45,12 +45,8 @@ class Unlike(Phrase):
         "members it needs {due} elements."
     )
     PASSED = "{ranks} {ranks:pass} {call} with an output of {shape} as #{call.seq}{site}"
-    ROWS_PASSED = (
-        "{who:^} passed {rows} rows in call {call.seq} on {comm}, {call}, but its own entry of the "
-        "sizes is {entry}."
-    )
-    ROWS_TOOK = (
-        "{who:^} took {rows} rows in call {call.seq} on {comm}, {call}, but its own entry of the "
+    ROWS = (
+        "{who:^} {did} {rows} rows in call {call.seq} on {comm}, {call}, but its own entry of the "
         "sizes is {entry}."
     )
     SIZES = "rank {} posted {} with sizes {}{}"

@@ -19,7 +19,6 @@ __all__ = [
     "call_there",
     "comm_text",
     "have",
-    "its",
     "kept_text",
     "made_text",
     "numbered",
@@ -179,11 +178,6 @@ def have(ranks: Iterable[int]) -> str:
 def be(ranks: Iterable[int]) -> str:
     """Return ``are``, or ``is`` for a single rank."""
     return "is" if len(set(ranks)) == 1 else "are"
-
-
-def its(ranks: Iterable[int]) -> str:
-    """Return ``their``, or ``its`` for a single rank."""
-    return "its" if len(set(ranks)) == 1 else "their"
 
 
 def sentence(text: str) -> str:

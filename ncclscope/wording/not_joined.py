@@ -12,7 +12,6 @@ class Join(Phrase):
     """Who posted a call, who waits in it, and who never joined."""
 
     POSTED = "{} posted {}"
-    POSTED_ALONE = "{} posted {}, and rank {} did not"
     POSTED_SO = "{} posted {}, and {}"
     POSTED_ONLY = "{} posted {}; only {} completed it"
     POSTED_NONE = "{} posted {}; none completed it"

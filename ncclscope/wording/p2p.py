@@ -66,7 +66,6 @@ class Unpaired(Phrase):
     BY_SIZE = (
         "tags pair transfers here, and are not recorded; no send and receive of one size are left"
     )
-    OPEN = "the records do not show which of them is wrong"
     OPEN_PAIR = "the records do not show which of the two is wrong"
     PENDING = "rank {rank}: {call}, {call.state.word}{site}"
     AFTER = (

@@ -22,18 +22,13 @@ class Skip(Phrase):
     TOO_EARLY = (
         "{} posted such a call as #{}: {} may have posted it too early, in the opposite order"
     )
-    MAY_BE_NEXT = (
-        "{0.peers} may post such a call next: {0.odd} may have posted it too early, in the "
-        "opposite order, or skipped calls before it"
+    NEXT = (
+        "{one.peers} {past}: {one.odd} may have posted it too early, in the opposite order, or "
+        "skipped calls before it"
     )
-    WAS_NEXT = (
-        "{0.peers} posted such a call next before: {0.odd} may have posted it too early, in the "
-        "opposite order, or skipped calls before it"
-    )
-    ALWAYS_NEXT = (
-        "{0.peers} posted such a call next each time before: {0.odd} may have posted it too early, "
-        "in the opposite order, or skipped calls before it"
-    )
+    MAY_BE_NEXT = "may post such a call next"
+    WAS_NEXT = "posted such a call next before"
+    ALWAYS_NEXT = "posted such a call next each time before"
     OTHER_PLACES = (
         "The members of {0.comm} posted the same calls in different orders from call {0.seq} on: "
         "{0.odd_call:@} comes {1}; the records do not show which order diverged."

@@ -44,7 +44,7 @@ class LeftOut:
         repeated: Number of calls that the rank may have posted once more instead; 0 where its call
             comes from a line of its own in the round, which only another loop would reach again.
         statements: Number of statements that post the calls left out: a collective of objects
-            posts two.
+            posts two, and a loop over layers many.
         usual: Whether its call has come after the loop before, as after one of fewer rounds.
     """
 
@@ -77,6 +77,8 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
     past, posted = peer.span(start, seq), peer.span(seq, min(peer.calls + 1, seq + _AHEAD))
     own = odd.span(seq, min(odd.calls + 1, seq + _AHEAD))
     if not past or not posted or not own or _is_variant(own[0], posted[0]):
+        return None
+    if has_another_parameter(own[0], posted[0], past):
         return None
     # A rank with lines of its own, as a root has, is compared without them.
     alike = [one.site for one in past] == [one.site for one in odd.span(start, seq)]
@@ -324,15 +326,34 @@ def _offset(history: list[Key], length: int) -> int:
 
 
 def _statements(calls: Sequence[Call]) -> int:
-    """Return how many statements post some calls, each of which posts different ones in a row."""
-    found, place, own = 0, None, set[Key]()
+    """Return how many statements post some calls.
+
+    One posts different ones in a row, as for an object, or the same one again, as in a loop.
+    """
+    found, last, own = 0, None, set[Key]()
     for call in calls:
-        line, what = call.line, (call.op, call.dtype, call.redop, call.root)
-        if line != place or line == (None, None) or what in own:
+        what = call.op, call.dtype, call.redop, call.root
+        again = what in own and (last is None or call.signature != last.signature)
+        if last is None or call.line != last.line or call.site is None or again:
             found, own = found + 1, set()
-        place = line
+        last = call
         own.add(what)
     return found
+
+
+def has_another_parameter(own: Call, expected: Call, past: Sequence[Call]) -> bool:
+    """Return whether a call is its peers' one with a parameter that it has never had.
+
+    Args:
+        own: The call of the diverging rank.
+        expected: The call of its peers, from the same line and of the same size.
+        past: Earlier calls, in which each call of a round has its parameters.
+    """
+    same = [(one.line, one.op, one.dtype, one.shape, one.numel) for one in (own, expected)]
+    if same[0] != same[1] or own.site is None:
+        return False
+    known = {(one.signature, one.site) for one in past}
+    return (expected.signature, expected.site) in known and (own.signature, own.site) not in known
 
 
 def _is_variant(call: Call, other: Call) -> bool:
@@ -374,6 +395,9 @@ def may_follow(call: Call, loop: Sequence[Call]) -> bool:
 def is_behind_the_loop(rank: Rank, posted: Call) -> bool:
     """Return whether a call comes after what its rank posted in a loop on all communicators.
 
+    Functions that the loop calls may have the same name, as methods do: all lines in the call's
+    file have to be above it.
+
     Args:
         rank: The rank.
         posted: Its call.
@@ -384,7 +408,10 @@ def is_behind_the_loop(rank: Rank, posted: Call) -> bool:
         for call in log.span(max(log.first, log.calls - LOOP), log.calls + 1)
         if 0 < posted.position - call.position <= LOOP
     ]
-    return bool(loop) and may_follow(posted, loop)
+    here = place_of(posted.user_site or posted.site)
+    places = [place_of(one.user_site or one.site) for one in loop]
+    below = any(one and here and one[0] == here[0] and one[2] >= here[2] for one in places)
+    return bool(loop) and not below and may_follow(posted, loop)
 
 
 def place_of(site: str | None) -> tuple[str, str, int] | None:

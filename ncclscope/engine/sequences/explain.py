@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.engine.repairs.rounds import (
+    PAST,
     LeftOut,
     equal_rounds,
     expected,
+    has_another_parameter,
     is_behind_the_loop,
     left_out,
     round_shift,
@@ -141,6 +143,9 @@ def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplana
             if rounds.rather_repeated:
                 return EditExplanation([Edit(0, 1, 0, 0, 0)], other=missing)
             return EditExplanation([missing], other=first if is_new else None, rounds=rounds)
+        past = peer[1].span(max(peer[1].first, seq - PAST), seq)
+        if has_another_parameter(posted, peer[1].call(seq), past):
+            return EditExplanation(found)
         if not alone or not came_from_there(peer[1], seq, posted):
             return EditExplanation(found)
         if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):

@@ -340,6 +340,35 @@ def batch(cluster: Cluster, ranks: Sequence[int]) -> None:
         cluster.post(ranks, "world", "broadcast", root=0, site=STEP, shape=shape, dtype=dtype)
 
 
+def test_a_loop_left_out_is_one_statement_and_no_call_was_posted_again(
+    cluster_of: ClusterOf,
+) -> None:
+    """An engine leaves out an empty step; its next call receives the object of the step after."""
+    cluster = cluster_of(4)
+    for size in (1, 4, 2, 3, 1, 4, 2):
+        batch(cluster, range(4))
+        for _ in range(6):
+            cluster.post(range(4), "world", shape=(size, 16), site=LAYER)
+    batch(cluster, range(4))
+    cluster.post([0, 1, 3], "world", shape=(3, 16), site=LAYER, done=False)
+    shape = {"shape": (1,), "dtype": "int64"}
+    cluster.post([2], "world", "broadcast", root=0, site=STEP, done=False, **shape)
+
+    assert causes(cluster) == [("missing_call", (2,), "likely")]
+
+
+def test_another_root_that_no_call_of_the_line_had_is_no_later_call(cluster_of: ClusterOf) -> None:
+    """Each parameter has its owner; rank 0 takes another one for the owner of the first."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        for root, size in ((0, 40), (1, 20), (2, 20)):
+            cluster.post(range(4), "world", "reduce", root=root, shape=(size,), site=STEP)
+    for ranks, root in (([1, 2, 3], 0), ([0], 1)):
+        cluster.post(ranks, "world", "reduce", root=root, shape=(40,), site=STEP, done=False)
+
+    assert causes(cluster) == [("root_mismatch", (0,), "likely")]
+
+
 @pytest.mark.parametrize("raised", [True, False])
 def test_an_exception_explains_calls_left_out_better_than_a_call_too_many(
     cluster_of: ClusterOf, raised: bool
@@ -347,8 +376,8 @@ def test_an_exception_explains_calls_left_out_better_than_a_call_too_many(
     cluster = cluster_of(4)
     for size in (1, 4, 2, 3, 1, 4, 2):
         batch(cluster, range(4))
-        for _ in range(6):
-            cluster.post(range(4), "world", shape=(size, 16), site=LAYER)
+        for layer in (*[LAYER, "train.py:9 forward"] * 3,):
+            cluster.post(range(4), "world", shape=(size, 16), site=layer)
     batch(cluster, range(4))
     if raised:
         cluster.tracers[2].activity(RAISED).begin("KeyError at train.py:6 forward")

@@ -42,6 +42,7 @@ class CommSwap:
                 odd=swap.odd_call,
                 peers=swap.peer_call,
                 confidence=swap.confidence or ("certain" if certain else "likely"),
+                role="cause",
                 hangs=True if source is None else None,
                 evidence=tuple(self._evidence(swap)),
                 inferred=() if reason is None else (reason,),

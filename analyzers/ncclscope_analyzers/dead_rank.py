@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import DEAD_SECONDS, Case
 from ncclscope.engine.lost_together import as_one
-from ncclscope.engine.missed import missed_by_engines, missed_by_launchers
+from ncclscope.engine.missed import missed_by_engines, missed_by_launchers, missed_by_peers
 from ncclscope.engine.waits.endings import (
     failed,
     failed_inside,
@@ -98,8 +98,8 @@ class DeadRank:
         awaited = as_one(case, [*self._awaited(case)])
         yield from awaited
         if not (awaited or case.differences or case.stalled):
-            yield from missed_by_engines(case, self.name)
-            yield from missed_by_launchers(case, self.name)
+            missed = [*missed_by_engines(case, self.name), *missed_by_launchers(case, self.name)]
+            yield from missed or missed_by_peers(case, self.name)
 
     def _awaited(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each dead rank that a chain of waiting ends at."""
@@ -220,6 +220,7 @@ class DeadRank:
                 odd=case.run.by_rank[past[0]].last_call(),
                 peers=call,
                 confidence="likely",
+                role="cause",
                 evidence=(
                     _posted_by_all(comm, call, past),
                     Fact("; ".join(f"rank {n}: {how}" for n, how in hows.items()), past[0]),
@@ -263,6 +264,7 @@ class DeadRank:
             odd=call,
             peers=case.waits.heads[living[0]],
             confidence="likely",
+            role="cause",
             evidence=(_posted_by_all(comm, call, past), Fact.of_end(number, how)),
             inferred=(Dead.STUCK_PROCESS.of(),),
         )

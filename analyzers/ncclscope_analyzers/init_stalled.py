@@ -127,6 +127,7 @@ class InitStalled:
                 diverging_ranks=() if found.is_tie else found.few,
                 candidate_ranks=found.few if found.is_tie else (),
                 confidence="ambiguous" if found.is_tie else "likely",
+                role="cause",
                 evidence=(
                     Startup.RECORDED.of(found.text),
                     *(f"rank {number} {one.clause}" for number, one in inside.items()),
@@ -276,6 +277,7 @@ class InitStalled:
             diverging_ranks=tuple(absent) if blames else (),
             candidate_ranks=() if blames else tuple(absent) or tuple(range(run.expected)),
             confidence="likely" if blames else "ambiguous",
+            role="cause",
             evidence=tuple(dict.fromkeys(evidence)),
             inferred=tuple(inferred),
             awaited=key_of(asked.activity) if asked is not None else "",

@@ -104,6 +104,7 @@ class NotJoined:
             diverging_ranks=ranks if few else (),
             candidate_ranks=() if few else ranks,
             confidence="likely" if few else "ambiguous",
+            role="cause",
             evidence=tuple(one.text for one in found),
         )
 
@@ -181,6 +182,7 @@ class NotJoined:
             diverging_ranks=few,
             odd=pending.call,
             confidence="likely",
+            role="cause",
             evidence=tuple(evidence),
             awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
@@ -259,6 +261,7 @@ class NotJoined:
             confidence=(
                 "likely" if case.timeless or reasons or any(map(may_come, ranks)) else "certain"
             ),
+            role="cause",
             evidence=tuple(evidence),
             inferred=tuple(inferred),
         )

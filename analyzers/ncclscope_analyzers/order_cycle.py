@@ -77,6 +77,7 @@ class OrderCycle:
                 if case.timeless or posted or part is not None or new
                 else "certain"
             ),
+            role="cause",
             evidence=(*against, *_sites(case, here, there), *launches)
             if posted
             else (*self._chain(cycle, pending_calls), *against),
@@ -130,6 +131,7 @@ class OrderCycle:
             odd=here.call,
             peers=there.call,
             confidence="ambiguous" if not named else "certain" if sure else "likely",
+            role="cause",
             evidence=tuple(self._chain(cycle, case.waits.pending_calls)),
             inferred=(
                 *((same_part(part),) if named and part is not None else ()),

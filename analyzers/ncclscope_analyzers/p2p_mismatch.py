@@ -126,6 +126,7 @@ class P2pMismatch:
             odd=left.posted,
             peers=left.expected,
             confidence="likely",
+            role="cause",
             evidence=(
                 Unpaired.IN_STEP.of(rank, left.number, left.step, now, site_text(left.posted)),
                 Unpaired.IN_STEPS_BEFORE.of(expected, site_text(left.expected)),
@@ -173,6 +174,7 @@ class P2pMismatch:
             odd=None if stuck is None else stuck.call,
             peers=first.call,
             confidence="likely",
+            role="cause",
             evidence=(
                 *map(_stuck_line, (*own, *((stuck,) if stuck else ()))),
                 *(
@@ -259,6 +261,7 @@ class P2pMismatch:
             odd=first.call,
             peers=own[1].call if len(own) > 1 else None,
             confidence="likely",
+            role="cause",
             evidence=(*map(_stuck_line, own), *unread),
             inferred=(Unpaired.DIVERGED.of(diverging, why),),
         )
@@ -288,6 +291,7 @@ class P2pMismatch:
             odd=sent,
             peers=received,
             confidence="ambiguous",
+            role="cause",
             evidence=(
                 Unpaired.MATCH.of(number - 1, pair[0], pair[1])
                 if number > 1

@@ -66,6 +66,7 @@ class SizeMismatch(ParameterMismatch):
             odd=call,
             peers=next(peers, None),
             confidence="certain",
+            role="cause",
             evidence=(Unlike.PASSED.of(ranks=ranks, call=call, shape=shape, site=site_text(call)),),
             extent=1,
         )

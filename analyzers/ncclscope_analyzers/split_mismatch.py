@@ -105,6 +105,7 @@ class SplitMismatch(ParameterMismatch):
             diverging_ranks=(rank,),
             odd=call,
             confidence="certain",
+            role="cause",
             extent=1,
             evidence=(Unlike.SIZES.of(rank, call, sizes, site_text(call)),),
         )
@@ -148,6 +149,7 @@ class SplitMismatch(ParameterMismatch):
             odd=calls[alone[0] if alone else sender],
             peers=calls[peer if alone else receiver],
             confidence="certain" if alone else "ambiguous",
+            role="cause",
             extent=1,
             evidence=tuple(edges),
             inferred=() if alone else (Unlike.OPEN_SPLITS.of(),),

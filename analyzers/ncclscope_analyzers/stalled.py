@@ -124,6 +124,7 @@ class Stalled:
             comm=comm,
             candidate_ranks=ranks,
             confidence="likely",
+            role="cause",
             evidence=(Stall.AS_MANY.of(ranks, seconds),),
             inferred=(Stall.BY_LOAD.of(), Stall.REASON.of()),
         )
@@ -146,6 +147,7 @@ class Stalled:
             candidate_ranks=comm.ranks,
             peers=call,
             confidence="likely",
+            role="cause",
             evidence=(
                 Stall.POSTED.of(comm=comm, call=call, how=Stall.NONE),
                 Stall.BEFORE.of(plural(call.seq - 1, "call")),
@@ -195,6 +197,7 @@ class Stalled:
             candidate_ranks=pair,
             peers=half.call,
             confidence="likely",
+            role="cause",
             evidence=(
                 Stall.HALVES.of(half.number, half.rank, half.other),
                 *((Stall.WENT_ON.of(half.rank),) if ahead else ()),

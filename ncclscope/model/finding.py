@@ -120,7 +120,7 @@ class Finding(Claim):
     odd: Call | None = None
     peers: Call | None = None
     confidence: str = field(kw_only=True)
-    role: str = field(default="cause", kw_only=True)
+    role: str = field(kw_only=True)
     analyzer: str = ""
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()

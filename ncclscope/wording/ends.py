@@ -64,6 +64,10 @@ class Ends(Phrase):
         "{who:^} ended with {how}, as {ranks:their} launcher recorded; no rank is recorded to wait "
         "for {ranks:them}."
     )
+    SEEN_BY_NONE = (
+        "{who:^} {gone:are} gone without a recorded end, and {left} {left:have} posted no call "
+        "since, for {seconds:.0f} s; no rank is recorded to wait for {gone:them}."
+    )
     BY_LAUNCHER = "rank {}: its launcher saw it end with {}, before it ended any other"
     SEEN_BY_ENGINE = (
         "{:^} ended unexpectedly, and its engine ended the other workers: no rank is recorded to "

@@ -257,6 +257,29 @@ def test_who_is_left_in_what_is_not_recorded_is_named(
         assert verdict.status == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("gone", "quiet", "named"),
+    [((3,), 60.0, True), ((3,), 4.0, False), ((2, 3), 60.0, False)],
+    ids=["one", "not for long", "half of them"],
+)
+def test_a_rank_that_is_gone_is_named_where_nobody_posts_a_call_since(
+    tmp_path: Path, gone: tuple[int, ...], quiet: float, named: bool
+) -> None:
+    """Its peers wait for a file that it should have written."""
+    cluster = Cluster(tmp_path, 4)
+    cluster.history()
+    run = cluster.run(quiet={rank: 0.1 if rank in gone else quiet for rank in range(4)})
+    run = replace(run, ranks=tuple(replace(r, alive=r.rank not in gone) for r in run.ranks))
+
+    verdict = diagnose(run)
+
+    if named:
+        assert verdict.status == "hung"
+        assert singled_out(verdict) == ("dead_rank", gone, "likely")
+    else:
+        assert verdict.cause is None
+
+
 def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path: Path) -> None:
     """Their all_reduce has another size than rank 0's call, and ends with a gloo error."""
     cluster = with_ddp(tmp_path, (0,))

@@ -240,6 +240,7 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         odd_is="call",
         peers=first if shown is None else shown,
         confidence="likely",
+        role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(
@@ -274,6 +275,7 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
         odd_is="call",
         peers=None if is_transfer else _first_posted(case, one, ranks),
         confidence="likely",
+        role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(Elsewhere.KEPT.of(one.rank),),
@@ -304,6 +306,7 @@ def _early(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Fi
         odd_is="call",
         peers=first if shown is None else shown,
         confidence="likely",
+        role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,
         inferred=(Elsewhere.EARLY_AS_WELL.of(),),

@@ -93,7 +93,7 @@ def _changed(run: Run, rank: Rank, key: str, changes: Sequence[Change]) -> CallL
         dropped = own[one.seq - start :][: one.drop]
         for number, call in enumerate(peer.span(one.start, one.start + one.add)):
             if dropped:
-                calls.append(_posted_instead(dropped[min(number, one.drop - 1)], call))
+                calls.append(_posted_instead(dropped[min(number, len(dropped) - 1)], call))
             else:
                 at = _as_far_as(rank, run.by_rank[one.like], call.position)
                 calls.append(_posted_between(around, call, at))

@@ -11,6 +11,7 @@ from ncclscope import diagnose, open_run
 from ncclscope.engine.case import Case
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
 from ncclscope.engine.repairs.proof import Played, Proof
+from ncclscope.engine.repairs.repair import Change, repaired
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Call, Finding
 from tests.corpus.registry import all_cases
@@ -212,3 +213,18 @@ def test_calls_moved_to_another_communicator_come_in_the_order_of_the_peers(tmp_
     calls = proof["repair"]["calls"]
     assert sum(one["add"] for one in calls) == sum(one["drop"] for one in calls) == 2
     assert proof["releases"] == proof["of"] == 4
+
+
+def test_a_repair_that_drops_more_calls_than_were_posted_drops_those(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.history("world")
+    cluster.post([0, 1], "world", site=LOOP)
+    for _ in range(3):
+        cluster.post([0], "world", site=LOOP)
+    run = cluster.run()
+    (key,) = run.communicators
+
+    found = repaired(run, {1: (Change(key, 6, 3, 4, 0, 6),)})
+
+    assert found is not None
+    assert found.by_rank[1].logs[key].calls == 9

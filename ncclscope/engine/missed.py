@@ -39,8 +39,8 @@ def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
 def missed_by_peers(case: Case, analyzer: str) -> Iterable[Finding]:
     """Yield the ranks that are gone without a recorded end, since when no peer posted a call.
 
-    The peers wait for them in something that is not recorded, such as a file. They have
-    outlived them for as long as a hang lasts.
+    The peers may wait for them in something that is not recorded, such as a file; or the ranks have
+    left after their work. So nobody is known to hang, though for as long as a hang lasts.
     """
     ranks = case.run.ranks
     gone = [rank for rank in ranks if rank.alive is False and not _ended(rank)]
@@ -69,7 +69,7 @@ def missed_by_peers(case: Case, analyzer: str) -> Iterable[Finding]:
         diverging_ranks=tuple(rank.rank for rank in gone),
         odd=gone[0].last_call(),
         confidence="likely",
-        role="cause",
+        role="latent",
         analyzer=analyzer,
         evidence=tuple(f"rank {rank.rank}: {Ending(End.GONE)}" for rank in gone[:_SHOWN]),
     )

@@ -120,6 +120,7 @@ class Elsewhere(Phrase):
         "{who:^} did not make {group}, in which {waiting} {waiting:wait}: call {made.seq} was left "
         "out, {where}."
     )
+    NOT_MADE_YET = "a call too many of {} before the creation would fit as well"
     KEPT = "rank {} kept to its rounds up to there"
     KEEP = "{} came where the rounds before say"
     MAY_HAVE_DEPARTED = "{} departed from the rounds before: that may be the cause"

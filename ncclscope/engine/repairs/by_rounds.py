@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
@@ -223,7 +224,9 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
     others = {*instead_of.candidate_ranks, *instead_of.diverging_ranks} - {*ranks}
     keeping = [rank for rank in sorted(others) if keeps_to_rounds(case.run.by_rank[rank])]
     shown = _first_posted(case, one, ranks)
-    return Finding(
+    return _of_departed(
+        departed,
+        instead_of,
         kind="p2p_mismatch" if first.op in P2P_OPS else kind,
         summary=code.of(
             who=who_text(case.run, ranks),
@@ -235,21 +238,28 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         ),
         comm=comm if shown is None else case.run.communicators[shown.comm],
         seq=None if shown is None else shown.seq,
-        diverging_ranks=ranks,
-        odd=one.call,
-        odd_is="call",
         peers=first if shown is None else shown,
-        confidence="likely",
-        role="cause",
-        analyzer="accounting",
-        evidence=instead_of.evidence,
         inferred=(
             before.of(one.rank, listed(case.run, edited)),
             *([Elsewhere.KEEP.of(keeping)] if keeping else []),
         ),
         extent=len(edited),
         round=one.left_out,
+    )
+
+
+def _of_departed(departed: Sequence[Departure], instead_of: Finding, **what: Any) -> Finding:
+    """Return a finding about ranks that depart from their rounds, with what is said of them."""
+    return Finding(
+        diverging_ranks=tuple(one.rank for one in departed),
+        odd=departed[0].call,
+        odd_is="call",
+        confidence="likely",
+        role="cause",
+        analyzer="accounting",
+        evidence=instead_of.evidence,
         hangs=instead_of.hangs,
+        **what,
     )
 
 
@@ -259,7 +269,9 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
     expected, posted = one.left_out[0], one.call
     is_transfer = posted.op in P2P_OPS
     before, now = _comms(case, expected, posted)
-    return Finding(
+    return _of_departed(
+        departed,
+        instead_of,
         kind="p2p_mismatch" if is_transfer else "comm_swap",
         summary=Elsewhere.OTHER_TARGET.of(
             who=who_text(case.run, ranks),
@@ -270,17 +282,9 @@ def _replaced(case: Case, departed: Sequence[Departure], instead_of: Finding) ->
         ),
         comm=now,
         seq=None if is_transfer else posted.seq,
-        diverging_ranks=ranks,
-        odd=posted,
-        odd_is="call",
         peers=None if is_transfer else _first_posted(case, one, ranks),
-        confidence="likely",
-        role="cause",
-        analyzer="accounting",
-        evidence=instead_of.evidence,
         inferred=(Elsewhere.KEPT.of(one.rank),),
         extent=1,
-        hangs=instead_of.hangs,
     )
 
 
@@ -290,7 +294,9 @@ def _early(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Fi
     first, posted = one.left_out[0], one.call
     comm, here = _comms(case, first, posted)
     shown = _first_posted(case, one, ranks)
-    return Finding(
+    return _of_departed(
+        departed,
+        instead_of,
         kind="order_cycle",
         summary=Elsewhere.EARLY.of(
             who=who_text(case.run, ranks),
@@ -301,17 +307,9 @@ def _early(case: Case, departed: Sequence[Departure], instead_of: Finding) -> Fi
         ),
         comm=comm,
         seq=None if shown is None else shown.seq,
-        diverging_ranks=ranks,
-        odd=posted,
-        odd_is="call",
         peers=first if shown is None else shown,
-        confidence="likely",
-        role="cause",
-        analyzer="accounting",
-        evidence=instead_of.evidence,
         inferred=(Elsewhere.EARLY_AS_WELL.of(),),
         extent=len(one.left_out),
-        hangs=instead_of.hangs,
     )
 
 

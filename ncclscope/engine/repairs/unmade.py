@@ -1,7 +1,8 @@
 """Name the creation of a group that ranks left out, where others wait for them in that group.
 
-A rank that has not made a group cannot come to a call on it. What it did not do is the creation,
-which its peers recorded before their first call on the group.
+A rank that has not made a group cannot come to a call on it. If it went on to another call, what it
+did not do is the creation, which its peers recorded before their first call on the group. A rank
+that waits nowhere may not have come to the creation yet.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def _made_by_others(case: Case, finding: Finding) -> Finding | None:
     is_wait = finding.kind in (*WAITS, "missing_call") and not finding.aligned
     if finding.role != "cause" or not is_wait or not ranks:
         return None
+    if not {*ranks} <= case.waits.pending_calls.keys():
+        return None
     for pending in case.waits.all_pending:
         if not {*ranks} <= {*pending.comm.ranks} or pending.rank in ranks:
             continue
@@ -54,6 +57,7 @@ def _made_by_others(case: Case, finding: Finding) -> Finding | None:
             comm=comm,
             seq=made.seq,
             peers=made,
+            inferred=(*finding.inferred, Elsewhere.NOT_MADE_YET.of(ranks)),
             extent=1,
         )
     return None

@@ -102,6 +102,19 @@ def test_a_group_that_a_rank_did_not_make_is_what_it_left_out(cluster: Cluster, 
     assert (verdict.cause.peers.op, verdict.cause.seq) == ("new_group", 1)
 
 
+def test_a_rank_that_has_not_come_to_a_group_did_not_leave_it_out(cluster: Cluster) -> None:
+    """It waits nowhere: what holds it up may be before the creation."""
+    create(cluster, [0, 1, 3], ALL)
+    cluster.post([0, 1, 3], "pg1", members=ALL, shape=(4,), done=False)
+
+    verdict = cluster.verdict()
+
+    assert answer(verdict)[:2] == ("not_joined", (2,))
+    assert verdict.cause is not None
+    assert verdict.cause.comm is not None
+    assert verdict.cause.comm.label == "pg1"
+
+
 def test_another_backend_is_another_group(cluster: Cluster) -> None:
     create(cluster, [0, 1, 2], OWN, gloo="nccl", done=False)
     create(cluster, [3], OWN, done=False)

@@ -30,9 +30,9 @@ class Doubling:
                 dist.recv(part, src=self.rank - self.core)
             return part
         if self.rank < self.extra:
-            folded = torch.empty_like(part)
-            dist.recv(folded, src=self.rank + self.core)
-            part = part + folded
+            theirs = torch.empty_like(part)
+            dist.recv(theirs, src=self.rank + self.core)
+            part = part + theirs
         distance = 1
         while distance < self.core:
             part = self.exchange(part, self.rank ^ distance)

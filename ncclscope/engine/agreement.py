@@ -183,6 +183,7 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         return _past(case, coverage)
     if len(motions) == 1 and len(run.ranks) == 1 and not run.linked:
         return Agreement("unknown", f"{Why.ONE_PROCESS}{agree}")
+    ended += [rank.rank for rank in run.ranks if rank.alive is False and rank.rank not in motions]
     if lost := [number for number in ended if not _exited(run, number)]:
         return Agreement("unknown", Why.HAD_ENDED.of(lost) + agree)
     if unfed := [number for number in resting if number in motions and motions[number].is_unfed]:

@@ -25,6 +25,7 @@ from tests.support.snapshots import (
 )
 
 DDP = [{"kind": "ddp", "text": "gradient buckets of DistributedDataParallel", "comms": []}]
+IDLE = stack("worker.py:9 busy_loop", "vllm/distributed/shm_broadcast.py:300 acquire_read")
 ELSEWHERE = stack("train.py:1 <module>", "train.py:31 train")
 BACKWARD = stack(
     "train.py:1 <module>",
@@ -279,6 +280,22 @@ def test_a_rank_that_is_gone_is_named_where_nobody_posts_a_call_since(
     if named:
         assert verdict.status == "unknown"
         assert verdict.summary == missed[0].summary
+
+
+def test_a_rank_that_was_gone_when_its_peers_were_sampled_does_not_wait_for_work(
+    tmp_path: Path,
+) -> None:
+    """It recorded no end, and has no stack; what the others do says nothing of it."""
+    cluster = Cluster(tmp_path, 4)
+    cluster.history()
+    run = cluster.run(quiet=4.0)
+    run = replace(run, ranks=tuple(replace(r, alive=r.rank != 2) for r in run.ranks))
+    seen = snapshot([worker(rank, IDLE) for rank in (0, 1, 3)])
+
+    verdict = diagnose(replace(run, snapshot=seen))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Rank 2 had ended")
 
 
 def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path: Path) -> None:

@@ -256,15 +256,22 @@ def _as_far_as(job: _Job, own: Sequence[_Post], change: Mapping[str, Any], added
     return max((post.place for key, post in numbered.items() if key in seen), default=(-1, 0, 0))
 
 
-def _numbered(job: _Job, rank: int, posts: Sequence[_Post]) -> dict[tuple[str, bool, int], _Post]:
-    """Return calls by their number; of transfers by that among all on a communicator."""
-    made: Counter[tuple[str, bool]] = Counter()
+def _numbered(
+    job: _Job, rank: int, posts: Sequence[_Post]
+) -> dict[tuple[str, tuple[int, int], int], _Post]:
+    """Return calls by their number; of transfers by that among those of a sender to a receiver."""
+    made: Counter[tuple[str, tuple[int, int]]] = Counter()
     found = {}
     for post in posts:
-        kind = post.call.comm, post.call.op in _TRANSFERS
-        made[kind] += 1
-        lost = 0 if kind[1] else _first(job, rank, kind[0]) - 1
-        found[(*kind, made[kind] + lost)] = post
+        call, members = post.call, job.run.communicators[post.call.comm].ranks
+        ends, lost = (-1, -1), 0
+        if call.op in _TRANSFERS:
+            other = -1 if call.peer is None else members[call.peer]
+            ends = (rank, other) if call.op == "send" else (other, rank)
+        else:
+            lost = _first(job, rank, call.comm) - 1
+        made[call.comm, ends] += 1
+        found[call.comm, ends, made[call.comm, ends] + lost] = post
     return found
 
 

@@ -73,6 +73,16 @@ KINDS = {
         "work on one rank alone, such as data, a checkpoint or a compilation; an endless loop",
         "the stacks of attach, twice: a rank in an endless loop comes back to the same lines",
     ),
+    "not_scheduled": Kind(
+        "Requests wait in an engine, and its scheduler has admitted none since: no rank diverged.",
+        "no free KV block, a grammar that never gets ready, a request larger than the cache",
+        "verdict.evidence: what the scheduler counts",
+    ),
+    "rpc_stalled": Kind(
+        "An engine waits for an answer that a worker does not give, or a server for its engine.",
+        "a lock or a file on one worker, a lost answer, a process stopped by a signal",
+        "the line at which the worker is, and verdict.evidence: how far each worker has come",
+    ),
     "dead_rank": Kind(
         "A rank ended, or left no record, and its peers wait for it.",
         "a kill for memory, an error of the GPU, a crash",

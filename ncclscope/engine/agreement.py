@@ -16,6 +16,7 @@ from ncclscope.engine.failures import failure_of, failures_of, held_engines
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.sequences.difference import Difference
+from ncclscope.engine.services.requests import open_requests, paused
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
 from ncclscope.engine.waits.engine_steps import is_idle
@@ -25,6 +26,7 @@ from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.wording.names import call_on, plural, ranks_text, sentence
+from ncclscope.wording.notes import Requests
 from ncclscope.wording.verdicts import Why, not_recorded, too_short
 
 __all__ = [
@@ -111,10 +113,26 @@ def judge_agreement(
     if late := waiting or seen:
         return Agreement("unknown", _summaries(late))
     if snapshot is not None:
-        return _seen(case, snapshot, coverage)
-    if any(rank.alive for rank in run.ranks):
-        return _living(case, coverage)
-    return _past(case, coverage)
+        judged = _seen(case, snapshot, coverage)
+    elif any(rank.alive for rank in run.ranks):
+        judged = _living(case, coverage)
+    else:
+        judged = _past(case, coverage)
+    return _with_requests(case, judged)
+
+
+def _with_requests(case: Case, judged: Agreement) -> Agreement:
+    """Return an agreement, unless requests have had no answer and no rank has posted a call."""
+    count, seconds = open_requests(case)
+    quiet = [case.quiet_seconds(rank) for rank in case.run.ranks if rank.logs]
+    moves = any(one is not None and one < case.live_stall_seconds for one in quiet)
+    if judged.status != "ok" or not count or moves:
+        return judged
+    wait = plural(count, "open request")
+    for engine, since in paused(case.run):
+        text = Requests.PAUSED.of(engine.labels.get("engine", "0"), engine.pid, since, wait)
+        return Agreement("ok", f"{text} {judged.summary}")
+    return Agreement("unknown", f"{Requests.OPEN.of(sentence(wait), seconds)} {judged.summary}")
 
 
 def shortly_waiting(

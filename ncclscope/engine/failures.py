@@ -7,6 +7,7 @@ from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_engines
+from ncclscope.engine.services.requests import stopped as stopped_processes
 from ncclscope.engine.waits.endings import failed, lost_store, timed_out
 from ncclscope.engine.waits.engine_steps import was_killed
 from ncclscope.engine.waits.noted import raised
@@ -34,7 +35,7 @@ def failure_of(case: Case) -> str:
     failing = [one for one in run.ranks if failed(one) or timed_out(one) or lost_store(one)]
     # An engine fails, too, if all of the job is killed.
     others = run.others if run.others and not was_killed(case) else ()
-    stopped = [one for one in run.others if "engine" in one.labels and one.details.get("stopped")]
+    stopped = stopped_processes(run)
     engines = [one for one in others if failed(one) and ENDS not in one.details]
     behind = [engine for engine in others if _raised_last(case, engine)]
     first = [rank for rank in run.ranks if any(_raised_before(case, rank, one) for one in behind)]

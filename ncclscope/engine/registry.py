@@ -14,12 +14,16 @@ GROUP = "ncclscope.analyzers"
 
 BUILT_IN = (
     *("capture_mismatch", "comm_swap", "dead_rank", "dtype_mismatch", "extra_call"),
-    *("group_order", "init_stalled", "missing_call", "not_joined", "op_mismatch", "order_cycle"),
-    *("p2p_mismatch", "redop_mismatch", "root_mismatch", "size_mismatch", "split_mismatch"),
-    *("stack_classes", "stalled", "transfer_stalled"),
+    *("group_order", "init_stalled", "missing_call", "not_joined", "not_scheduled", "op_mismatch"),
+    *("order_cycle", "p2p_mismatch", "redop_mismatch", "root_mismatch", "rpc_stalled"),
+    *("size_mismatch", "split_mismatch", "stack_classes", "stalled", "transfer_stalled"),
 )
-"""Built-in analyzers, each in a module of ``ncclscope_analyzers``. Of equal findings, the first
-counts."""
+"""Built-in analyzers, in modules of ``ncclscope_analyzers``. Of equal findings, the first counts."""
+
+MODULES = {
+    name: "parameter_mismatch" for name in ("dtype_mismatch", "redop_mismatch", "root_mismatch")
+}
+"""Modules of analyzers that are not in one of their own."""
 
 
 class AnalyzerError(NcclscopeError):
@@ -69,7 +73,9 @@ def _built_in() -> Iterable[metadata.EntryPoint]:
     """
     for name in BUILT_IN:
         kind = "".join(part.capitalize() for part in name.split("_"))
-        yield metadata.EntryPoint(name, f"ncclscope_analyzers.{name}:{kind}", GROUP)
+        yield metadata.EntryPoint(
+            name, f"ncclscope_analyzers.{MODULES.get(name, name)}:{kind}", GROUP
+        )
 
 
 def _others() -> list[metadata.EntryPoint]:

@@ -26,3 +26,13 @@ started have used as many microseconds as the number. It lasts as long as there 
 WORKER_DIED = "worker_died"
 """In an engine: a worker that ended unexpectedly; the detail is its name and its exit status, as
 vLLM logs them, and the number is its place among the engine's workers, from 1."""
+INPUT = "input"
+"""In an engine: it waits for requests, or takes them in."""
+UNSCHEDULED = "unscheduled"
+"""In an engine: no step has had tokens since, though requests wait; the number is how many, the
+detail what its scheduler counts."""
+PAUSED = "paused"
+"""In an engine: its scheduler is paused; the number is 1 for new requests, 2 for all."""
+REQUESTS = "requests"
+"""In a server, or a program with an engine: requests without a whole answer, as many as the number,
+and the newest part of an answer came when it began."""

@@ -35,6 +35,64 @@ class Note(Phrase):
     WORKERS = "its workers"
 
 
+class Came(Phrase):
+    """How far a worker has come with a call of its engine; it follows its name."""
+
+    NOT_TAKEN = "waits for work since before it was sent"
+    INSIDE = "has taken it, and has not come back"
+    BACK = "has taken it, has not answered, and waits for work again"
+    ANSWERED = "has answered"
+
+
+class Rpc(Phrase):
+    """That workers do not answer a call of their engine."""
+
+    INSIDE = (
+        "{who:^} {ranks:have} not answered {call}, for which engine {engine} (pid {pid}) has "
+        "waited {seconds:.0f} s: {ranks:they} took the call, and {ranks:are} {at}."
+    )
+    NOT_TAKEN = (
+        "{who:^} {ranks:have} not taken {call}, for whose answer engine {engine} (pid {pid}) has "
+        "waited {seconds:.0f} s: {ranks:they} {ranks:are} {at}."
+    )
+    BACK = (
+        "{who:^} took {call}, gave engine {engine} (pid {pid}) no answer in {seconds:.0f} s, and "
+        "{ranks:wait} for work again."
+    )
+    LOST = (
+        "{ranks:^} answered {call}, and engine {engine} (pid {pid}) has waited {seconds:.0f} s for "
+        "the answer: it was lost between them."
+    )
+    LATE = (
+        "{who:^} {ranks:are} late with the answer to {call}, for which engine {engine} (pid {pid}) "
+        "has waited {seconds:.0f} s: {ranks:they} {ranks:are} {at}, or in an endless loop."
+    )
+    STOPPED = (
+        "{processes:^} {ranks:are} stopped by a signal (state T), with {requests} without any part "
+        "of an answer for {seconds:.0f} s."
+    )
+    ENGINE = "engine {} (pid {})"
+    PROCESS = "process {}"
+    CONT = "kill -CONT {} resumes it"
+    IS_STOPPED = "stopped by a signal (state T)"
+    UNSEEN = "at a place that is not recorded"
+    SENT = "engine {} (pid {}) sent {}, and has waited for the answer for {:.0f} s"
+    WORKER = "rank {} {}"
+
+
+class Requests(Phrase):
+    """Requests that wait in an engine, or in a server."""
+
+    NOT_SCHEDULED = (
+        "Engine {} (pid {}) has scheduled no token for {:.0f} s, though it has {}: no rank "
+        "diverged."
+    )
+    COUNTS = "its scheduler counts: {}"
+    NO_RANK = "the workers wait for what the engine schedules"
+    OPEN = "{} without any part of an answer for {:.0f} s, and no record shows why."
+    PAUSED = "Engine {} (pid {}) is paused, for {:.0f} s, with {}."
+
+
 def activity_text(activity: Activity) -> str:
     """Return what an activity is, to follow "in": ``torch.compile of step (train.py:33)``."""
     detail = printable(activity.detail or "")[:SHOWN]

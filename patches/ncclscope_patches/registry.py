@@ -59,6 +59,7 @@ _OWN = {
         *("FlashInferOneSidedProbe", "FlashInferTwoSidedProbe", "MoonEpProbe", "MoriProbe"),
     ),
     "vllm.queues": ("VllmQueues",),
+    "vllm.service": ("VllmEngineInput", "VllmRequests", "VllmScheduler"),
     "vllm.nixl": ("NixlReads", "NixlTransfers"),
     "vllm.transfers": ("VllmTransfers",),
     "vllm.complaints": ("VllmComplaints",),

@@ -33,8 +33,8 @@ def test_the_list_is_that_of_the_files_and_of_the_metadata() -> None:
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-    assert set(registry.BUILT_IN) == files
-    assert set(project["entry-points"][registry.GROUP]) == files
+    assert {registry.MODULES.get(name, name) for name in registry.BUILT_IN} == files
+    assert set(project["entry-points"][registry.GROUP]) == set(registry.BUILT_IN)
     assert list(registry.BUILT_IN) == sorted(registry.BUILT_IN)
 
 

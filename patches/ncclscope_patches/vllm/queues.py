@@ -76,12 +76,16 @@ def _note(queue: Any, reader: int | None) -> None:
 
 
 def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
-    """Return the method that an engine calls on its workers, if it is called by name."""
+    """Return the method that an engine calls on its workers, if it is called by name.
+
+    And which of them is to answer, counted from 1; 0 for all of them.
+    """
     message = args[1] if len(args) > 1 else kwargs.get("obj")
     if type(message) is tuple and len(message) == 4 and type(message[0]) is str:
         name: str = message[0]
         if name.isidentifier() and len(name) <= _LONGEST:
-            return name, 0
+            answers = message[3]
+            return name, answers + 1 if type(answers) is int else 0
     return _NOTHING
 
 

@@ -8,17 +8,24 @@ takes the path of unequal sizes in a dispatch of expert parallelism, where all a
 ``skip_all_reduce`` leaves out one of tensor parallelism on GPUs. It sits above the probes, so
 that what is recorded is what is posted.
 
+Faults of a service outside of collectives: ``lose_reply`` drops the next answer of worker 0 to its
+engine, ``hold_rpc`` lets worker 1 wait for the lock of a file in the next method that its engine
+calls besides those of a step, and ``no_blocks`` lets the scheduler find no free block of the KV
+cache, as long as the file is there.
+
 The rank that NCCLSCOPE_TEST_LACKS names does not know of another dispatcher.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 DIVERGING_RANK = 1
+_OF_A_STEP = ("execute_model", "sample_tokens", "execute_dummy_batch")
 
 
 def register() -> None:
@@ -36,6 +43,7 @@ def register() -> None:
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
         _replace(CpuCommunicator, "all_reduce", _on_cpu, Path(order))
+        _plant_in_service(Path(order))
         from ncclscope_patches.vllm import cpu_moe as vllm_cpu_moe
 
         if vllm_cpu_moe.wanted():
@@ -70,6 +78,39 @@ def _take_dispatcher_from(lacking: int) -> None:
     if not getattr(usual, "planted", False):
         planted.planted = True  # type: ignore[attr-defined]
         GroupCoordinator.__init__ = planted
+
+
+def _plant_in_service(order: Path) -> None:
+    """Plant the faults of engines and workers outside of any collective."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    answer, call = WorkerProc.enqueue_output, WorkerProc._execute_worker_rpc
+    allocate = KVCacheManager.allocate_slots
+
+    def enqueue_output(self: Any, output: Any) -> None:
+        if self.rank != 0 or not _take(order, ("lose_reply",)):
+            answer(self, output)
+
+    def execute(self: Any, request: Any) -> None:
+        if request[0] not in _OF_A_STEP and self.rank == 1 and _take(order, ("hold_rpc",)):
+            _wait_for_lock(order.with_suffix(".lock"))
+        call(self, request)
+
+    def allocate_slots(self: Any, *args: Any, **kwargs: Any) -> Any:
+        full = order.exists() and order.read_text() == "no_blocks"
+        return None if full else allocate(self, *args, **kwargs)
+
+    if not getattr(answer, "planted", False):
+        enqueue_output.planted = True  # type: ignore[attr-defined]
+        WorkerProc.enqueue_output, WorkerProc._execute_worker_rpc = enqueue_output, execute
+        KVCacheManager.allocate_slots = allocate_slots
+
+
+def _wait_for_lock(path: Path) -> None:
+    with path.open("w") as held, path.open("w") as file:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _keep_async_scheduling(platform: Any) -> None:

@@ -1,0 +1,37 @@
+"""Requests that wait in an engine whose scheduler admits none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.services.requests import unscheduled
+from ncclscope.model import Finding
+from ncclscope.wording.names import plural
+from ncclscope.wording.notes import Requests
+
+
+class NotScheduled:
+    """Requests wait in an engine, and no step has had tokens since."""
+
+    name = "not_scheduled"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yield a finding for each engine that schedules nothing; it names no rank."""
+        for one in unscheduled(case.run):
+            if one.seconds >= case.live_stall_seconds:
+                engine = one.engine
+                yield Finding(
+                    kind=self.name,
+                    summary=Requests.NOT_SCHEDULED.of(
+                        engine.labels.get("engine", "0"),
+                        engine.pid,
+                        one.seconds,
+                        plural(one.requests, "request"),
+                    ),
+                    confidence="likely",
+                    role="cause",
+                    evidence=(Requests.COUNTS.of(one.counts),) if one.counts else (),
+                    inferred=(str(Requests.NO_RANK),),
+                    hangs=True,
+                )

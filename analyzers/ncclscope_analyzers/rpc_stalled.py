@@ -1,0 +1,116 @@
+"""A call of an engine on its workers that is not answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.processes.late import LATE
+from ncclscope.engine.processes.motion import seen_at
+from ncclscope.engine.services.answers import Unanswered, unanswered
+from ncclscope.engine.services.requests import open_requests, stopped
+from ncclscope.engine.waits.noted import doing
+from ncclscope.model import Finding, Rank
+from ncclscope.wording.names import plural, rank_text, who_text
+from ncclscope.wording.notes import Came, Rpc, method_text
+
+_SAID = {
+    Came.INSIDE: Rpc.INSIDE,
+    Came.NOT_TAKEN: Rpc.NOT_TAKEN,
+    Came.BACK: Rpc.BACK,
+    Came.ANSWERED: Rpc.LOST,
+}
+"""What is said of workers by how far they have come; who is furthest from an answer, first."""
+
+
+class RpcStalled:
+    """An engine waits for an answer that a worker does not give, or a server for its engine."""
+
+    name = "rpc_stalled"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yield a finding for each engine that waits, and for processes that are stopped."""
+        found = [_finding(case, one) for one in unanswered(case) if _is_long(case, one)]
+        yield from found
+        if not found:
+            yield from _stopped(case)
+
+
+def _is_long(case: Case, one: Unanswered) -> bool:
+    """Return whether an answer has been awaited for as long as a hang lasts.
+
+    Where a worker is at the call, it may be busy; where none is any more, no answer comes.
+    """
+    is_over = one.is_lost and not one.engine.alive
+    return one.seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)
+
+
+def _finding(case: Case, one: Unanswered) -> Finding:
+    far = next(came for came in _SAID if any(one.workers[rank] is came for rank in one.lacking))
+    ranks = tuple(rank for rank in one.lacking if one.workers[rank] is far)
+    is_known = far is not Came.ANSWERED and (len(ranks) < len(one.workers) or len(ranks) == 1)
+    first = case.run.by_rank[ranks[0]]
+    call = method_text(one.sent)
+    summary = (Rpc.LATE if one.is_late else _SAID[far]).of(
+        who=who_text(case.run, ranks),
+        ranks=ranks,
+        call=call,
+        engine=one.name,
+        pid=one.engine.pid,
+        seconds=one.seconds,
+        at=_place(case, ranks),
+    )
+    return Finding(
+        kind=LATE if one.is_late else RpcStalled.name,
+        summary=summary,
+        diverging_ranks=ranks if is_known else (),
+        candidate_ranks=() if is_known else ranks,
+        odd=first.last_call() if is_known else None,
+        confidence="likely" if is_known else "ambiguous",
+        role="cause",
+        analyzer=RpcStalled.name,
+        evidence=(
+            Rpc.SENT.of(one.name, one.engine.pid, call, one.seconds),
+            *(Rpc.WORKER.of(rank, came) for rank, came in [*one.workers.items()][:4]),
+        ),
+        hangs=True,
+    )
+
+
+def _place(case: Case, ranks: Iterable[int]) -> str:
+    """Return where the first of some workers is, to follow "is"."""
+    rank = case.run.by_rank[next(iter(ranks))]
+    if rank.details.get("stopped"):
+        return str(Rpc.IS_STOPPED)
+    noted = doing(rank)
+    return seen_at(case.run, rank.rank) or (f"in {noted.text}" if noted else str(Rpc.UNSEEN))
+
+
+def _stopped(case: Case) -> Iterable[Finding]:
+    """Yield the processes that a signal has stopped, while requests have no answer."""
+    processes, (count, seconds) = stopped(case.run), open_requests(case)
+    if not processes or not count or case.waits.pending_calls:
+        return
+    ranks = tuple(one.rank for one in processes if one.rank >= 0)
+    yield Finding(
+        kind=RpcStalled.name,
+        summary=Rpc.STOPPED.of(
+            processes=" and ".join(_name(case, one) for one in processes),
+            ranks=processes,
+            requests=plural(count, "open request"),
+            seconds=seconds,
+        ),
+        diverging_ranks=ranks,
+        confidence="likely",
+        role="cause",
+        analyzer=RpcStalled.name,
+        evidence=tuple(Rpc.CONT.of(one.pid) for one in processes),
+        hangs=True,
+    )
+
+
+def _name(case: Case, process: Rank) -> str:
+    if process.rank >= 0:
+        return rank_text(case.run, process.rank)
+    name = process.labels.get("engine")
+    return Rpc.PROCESS.of(process.pid) if name is None else Rpc.ENGINE.of(name, process.pid)

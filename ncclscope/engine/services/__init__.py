@@ -1,0 +1,1 @@
+"""What engines, workers and schedulers of a service do outside of collectives."""

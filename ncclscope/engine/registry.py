@@ -18,11 +18,9 @@ BUILT_IN = (
     *("order_cycle", "p2p_mismatch", "redop_mismatch", "root_mismatch", "rpc_stalled"),
     *("size_mismatch", "split_mismatch", "stack_classes", "stalled", "transfer_stalled"),
 )
-"""Built-in analyzers, in modules of ``ncclscope_analyzers``. Of equal findings, the first counts."""
+"""Built-in analyzers. Of equal findings, the first counts."""
 
-MODULES = {
-    name: "parameter_mismatch" for name in ("dtype_mismatch", "redop_mismatch", "root_mismatch")
-}
+MODULES = dict.fromkeys(("dtype_mismatch", "redop_mismatch", "root_mismatch"), "parameter_mismatch")
 """Modules of analyzers that are not in one of their own."""
 
 

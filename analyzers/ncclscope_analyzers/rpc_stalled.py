@@ -14,6 +14,8 @@ from ncclscope.model import Finding, Rank
 from ncclscope.wording.names import plural, rank_text, who_text
 from ncclscope.wording.notes import Came, Rpc, method_text
 
+_SHOWN = 4
+"""Workers whose state is in the evidence."""
 _SAID = {
     Came.INSIDE: Rpc.INSIDE,
     Came.NOT_TAKEN: Rpc.NOT_TAKEN,
@@ -71,7 +73,7 @@ def _finding(case: Case, one: Unanswered) -> Finding:
         analyzer=RpcStalled.name,
         evidence=(
             Rpc.SENT.of(one.name, one.engine.pid, call, one.seconds),
-            *(Rpc.WORKER.of(rank, came) for rank, came in [*one.workers.items()][:4]),
+            *(Rpc.WORKER.of(rank, one.workers[rank]) for rank in one.awaited[:_SHOWN]),
         ),
         hangs=True,
     )

@@ -31,9 +31,11 @@ from ncclscope.attach.kinship import (
 )
 from ncclscope.attach.proc_sample import state_of
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
-from ncclscope.errors import UsageError
+from ncclscope.errors import DamagedFileError, UsageError
+from ncclscope.model.metadata import FRONTEND
 from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
+from ncclscope.ring.image import RingImage
 from ncclscope.untrusted import printable
 
 __all__ = [
@@ -385,5 +387,12 @@ def _maps(pid: int) -> str:
 def _rings(maps: str) -> Iterable[str]:
     for line in maps.splitlines():
         path = line.partition("/")
-        if path[1] and path[2].endswith(layout.SUFFIX):
+        if path[1] and path[2].endswith(layout.SUFFIX) and not _is_of_server("/" + path[2]):
             yield "/" + path[2]
+
+
+def _is_of_server(path: str) -> bool:
+    """Return whether a ring is that of a process which only receives requests."""
+    with contextlib.suppress(DamagedFileError, OSError), RingImage(Path(path)) as image:
+        return bool(image.read_about().get("role") == FRONTEND)
+    return False

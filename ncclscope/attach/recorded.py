@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.model import Rank
+from ncclscope.model.metadata import FRONTEND
 from ncclscope.readers import ring_files
 from ncclscope.readers.ring.ranks import read_ring
 
@@ -26,7 +27,11 @@ def living_pids(directory: Path) -> tuple[int, ...]:
     Raises:
         UsageError: No process has recorded there, or none of them runs here.
     """
-    processes = [one for one in _processes(directory) if "launcher" not in one.details]
+    processes = [
+        one
+        for one in _processes(directory)
+        if "launcher" not in one.details and one.details.get("role") != FRONTEND
+    ]
     read = f"ncclscope diagnose {shlex.quote(str(directory))}"
     if not processes:
         raise UsageError(

@@ -13,6 +13,11 @@ DAMAGED = "damaged"
 UNCHECKED = "unchecked"
 """Of a ring of an older version, whose records have no check: no verdict on them is certain."""
 
+FRONTEND = "frontend"
+"""Role of a process that receives requests and passes them to an engine, such as an API server."""
+SERVICE = ("engine", FRONTEND)
+"""Roles of the processes of a service that are no ranks."""
+
 ENDS = "ends"
 """Of a launcher: how the processes that it started ended by themselves, a status by its pid."""
 LAUNCHER = "ncclscope run"

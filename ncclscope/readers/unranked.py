@@ -14,6 +14,7 @@ from dataclasses import replace
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import Relabelled
+from ncclscope.model.metadata import SERVICE
 from ncclscope.model.text import plural
 from ncclscope.model.unranked import Unranked
 
@@ -75,7 +76,7 @@ def _shares(process: Rank, shared: Mapping[str, int]) -> bool:
 
     An engine of vLLM has no rank, and its groups are numbered by engines.
     """
-    if process.details.get("role") == "engine" or "engine" in process.labels:
+    if process.details.get("role") in SERVICE or "engine" in process.labels:
         return False
     return any(shared[key] > 1 for key in process.logs)
 

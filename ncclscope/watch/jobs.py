@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Rank, Run
+from ncclscope.model.metadata import SERVICE
 from ncclscope.model.ties import tied
 from ncclscope.readers import open_run, ring_files, untraced_files
 from ncclscope.readers.attempts import Attempts
@@ -159,6 +160,6 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
             else:
                 living.append(cursor)
     past += [cursor for cursor in rings if not attempts.is_newest(cursor.about)]
-    if past and all(cursor.about.get("role") == "engine" for cursor in living):
+    if past and all(cursor.about.get("role") in SERVICE for cursor in living):
         return [], [*living, *past]
     return living, past

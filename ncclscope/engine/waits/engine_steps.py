@@ -61,7 +61,7 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
         for text, members in shown
     )
     yield from _step_of_divergence(run, cause, singled)
-    for name, engine in engines.items():
+    for name, engine in engines.items() if cause.comm is not None else ():
         yield from _waiting(run, name, engine)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.activities import AGAIN_NS
+from ncclscope.model.metadata import SERVICE
 from ncclscope.model.signature import BARRIERS, MASK
 from ncclscope.readers.ring.calls import decode
 from ncclscope.readers.ring.device import known_states, read_progress
@@ -214,7 +215,7 @@ class RingCursor:
     @property
     def is_member(self) -> bool:
         """Whether its calls are compared: those of an engine, which has no rank, are not."""
-        return self.rank >= 0 or self.about.get("role") != "engine"
+        return self.rank >= 0 or self.about.get("role") not in SERVICE
 
     @property
     def over(self) -> bool:

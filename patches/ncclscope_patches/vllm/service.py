@@ -13,6 +13,7 @@ from typing import Any
 
 from ncclscope.clock import now_ns
 from ncclscope.model.activities import INPUT, PAUSED, REQUESTS, UNSCHEDULED
+from ncclscope.model.metadata import FRONTEND
 from ncclscope.tracing import session
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
@@ -118,7 +119,7 @@ class VllmRequests(Note):
         waiting = len(token[0][0].request_states)
         if waiting:
             if self._notes.slot() is None and session.current() is not None:
-                session.describe(role="frontend")
+                session.describe(role=FRONTEND)
             self._phase = self._notes.begin("", "", waiting)
         elif self._phase is not None:
             leave(self._phase)

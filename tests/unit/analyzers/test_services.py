@@ -1,0 +1,159 @@
+"""Services that stand still outside of collectives: answers that lack, requests that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ncclscope import diagnose
+from ncclscope.engine.verdict import Verdict
+from ncclscope.model import Activity, Rank, Run
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+Acts = Mapping[str, tuple[float, float | None, str | None, int]]
+"""Since and until in seconds, detail and number, by name."""
+
+NOW = 100.0
+WAITS = ("work", 0)
+IDLE: Acts = {"enqueue": (40.0, 40.0, None, 0), "dequeue": (61.0, None, *WAITS)}
+"""A worker that took what was sent at 60 s, and waits for work again."""
+
+
+def _with(process: Rank, acts: Acts, **changes: Any) -> Rank:
+    base = process.started_ns or 0
+    activities = {
+        name: Activity(
+            name,
+            detail,
+            number,
+            count=1,
+            since_ns=base + int(since * 1e9),
+            until_ns=None if until is None else base + int(until * 1e9),
+        )
+        for name, (since, until, detail, number) in acts.items()
+    }
+    changes = {"alive": True, "last_seen_ns": base + int(NOW * 1e9), **changes}
+    return replace(process, activities=activities, **changes)
+
+
+def _service(cluster_of: ClusterOf, engine: Acts, *workers: Acts, **changes: Any) -> Run:
+    """Return a run of an engine and its workers, which have agreed in all their calls."""
+    cluster = cluster_of(len(workers))
+    cluster.history()
+    run = cluster.run()
+    ranks = [
+        _with(replace(rank, labels={"engine": "0"}), acts)
+        for rank, acts in zip(run.ranks, workers, strict=True)
+    ]
+    process = replace(run.ranks[0], rank=-1, pid=2000, logs={}, labels={"engine": "0"})
+    core = replace(_with(process, engine), details={"role": "engine"}, **changes)
+    return replace(run, ranks=tuple(ranks), others=(core,))
+
+
+def _sent(method: str, answers: int = 0) -> Acts:
+    return {"enqueue": (60.0, 60.0, method, answers), "dequeue": (60.0, None, None, 0)}
+
+
+def _verdict(run: Run) -> tuple[str, str | None, tuple[int, ...], tuple[int, ...]]:
+    found: Verdict = diagnose(run)
+    if found.cause is None:
+        return found.status, None, (), ()
+    cause = found.cause
+    return found.status, cause.kind, cause.diverging_ranks, cause.candidate_ranks
+
+
+def test_a_worker_that_gave_no_answer_is_named(cluster_of: ClusterOf) -> None:
+    run = _service(cluster_of, _sent("execute_model", answers=1), IDLE, IDLE)
+
+    assert _verdict(run) == ("hung", "rpc_stalled", (0,), ())
+
+
+def test_a_worker_that_is_still_at_the_call_is_named(cluster_of: ClusterOf) -> None:
+    answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
+    inside = {**IDLE, "dequeue": (50.0, 60.0, *WAITS)}
+    run = _service(cluster_of, _sent("add_lora"), answered, inside)
+
+    assert _verdict(run) == ("hung", "rpc_stalled", (1,), ())
+
+
+def test_a_worker_that_never_took_the_message_is_named(cluster_of: ClusterOf) -> None:
+    answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
+    beside = {**IDLE, "dequeue": (50.0, None, *WAITS)}
+    run = _service(cluster_of, _sent("add_lora"), answered, beside)
+
+    assert _verdict(run) == ("hung", "rpc_stalled", (1,), ())
+
+
+def test_an_answer_that_was_given_names_nobody(cluster_of: ClusterOf) -> None:
+    answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
+    run = _service(cluster_of, _sent("execute_model", answers=1), answered, IDLE)
+
+    assert _verdict(run) == ("hung", "rpc_stalled", (), (0,))
+
+
+def test_a_worker_at_work_is_late(cluster_of: ClusterOf) -> None:
+    busy: Acts = {"dequeue": (50.0, 60.0, *WAITS), "cpu": (60.0, None, None, 39_000_000)}
+    run = _service(cluster_of, _sent("execute_model", answers=1), busy, IDLE)
+
+    assert _verdict(run) == ("unknown", "late", (0,), ())
+
+
+def test_an_answer_that_is_soon_due_is_no_hang(cluster_of: ClusterOf) -> None:
+    sent = {"enqueue": (95.0, 95.0, "execute_model", 1), "dequeue": (95.0, None, None, 0)}
+    run = _service(cluster_of, sent, {**IDLE, "dequeue": (50.0, 95.0, *WAITS)}, IDLE)
+
+    assert _verdict(run) == ("unknown", None, (), ())
+
+
+def test_an_engine_that_waits_for_requests_is_at_rest(cluster_of: ClusterOf) -> None:
+    rests: Acts = {"enqueue": (40.0, 40.0, None, 0), "input": (60.0, None, None, 0)}
+
+    assert _verdict(_service(cluster_of, rests, IDLE, IDLE)) == ("ok", None, (), ())
+
+
+STARVED: Acts = {
+    "enqueue": (99.0, 99.0, "execute_model", 1),
+    "unscheduled": (60.0, None, "0 running, 3 waiting, 0 of 64 KV blocks free", 3),
+}
+
+
+def test_requests_that_nobody_schedules_are_a_hang_without_a_rank(cluster_of: ClusterOf) -> None:
+    run = _service(cluster_of, STARVED, IDLE, IDLE)
+    found = diagnose(run)
+
+    assert _verdict(run) == ("hung", "not_scheduled", (), ())
+    assert found.cause is not None
+    assert any("0 of 64 KV blocks free" in line for line in found.cause.evidence)
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [({}, "unknown"), ({"paused": (70.0, None, None, 2)}, "ok")],
+    ids=["open", "paused"],
+)
+def test_open_requests_are_no_rest(cluster_of: ClusterOf, more: Acts, status: str) -> None:
+    rests: Acts = {"input": (60.0, None, None, 0), **more}
+    run = _service(cluster_of, rests, IDLE, IDLE)
+    (core,) = run.others
+    server = replace(_with(core, {"requests": (60.0, None, None, 2)}), pid=3000, labels={})
+    found = diagnose(replace(run, others=(core, server)))
+
+    assert (found.status, found.cause) == (status, None)
+    assert "2 open requests" in found.summary
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+def test_a_stopped_process_is_no_rest(cluster_of: ClusterOf, requests: int) -> None:
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE)
+    (core,) = run.others
+    stopped = replace(core, details={"role": "engine", "stopped": True})
+    acts: Acts = {"requests": (60.0, None, None, requests)} if requests else {}
+    server = replace(_with(core, acts), pid=3000, labels={})
+    found = diagnose(replace(run, others=(stopped, server)))
+
+    assert found.status == ("hung" if requests else "unknown")
+    assert "ngine 0 (pid 2000) is stopped by a signal" in found.summary

@@ -8,9 +8,12 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import LATE
 from ncclscope.engine.processes.motion import seen_at
 from ncclscope.engine.services.answers import Unanswered, unanswered
+from ncclscope.engine.services.engines import Apart, engines_apart, engines_gone
 from ncclscope.engine.services.requests import open_requests, stopped
-from ncclscope.engine.waits.noted import doing
+from ncclscope.engine.waits.noted import doing, lasting
 from ncclscope.model import Finding, Rank
+from ncclscope.model.activities import INPUT, RAISED
+from ncclscope.untrusted import printable
 from ncclscope.wording.names import plural, rank_text, who_text
 from ncclscope.wording.notes import Came, Rpc, method_text
 
@@ -26,16 +29,15 @@ _SAID = {
 
 
 class RpcStalled:
-    """An engine waits for an answer that a worker does not give, or a server for its engine."""
+    """An engine waits for a worker's answer or for other engines, or a server for its engine."""
 
     name = "rpc_stalled"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yield a finding for each engine that waits, and for processes that are stopped."""
+        """Yield a finding for each engine that waits, or one on the processes that are stopped."""
         found = [_finding(case, one) for one in unanswered(case) if _is_long(case, one)]
-        yield from found
-        if not found:
-            yield from _stopped(case)
+        apart = [one for one in engines_apart(case) if one.seconds >= case.live_stall_seconds]
+        yield from found or [_apart(case, one) for one in apart] or _gone(case) or _stopped(case)
 
 
 def _is_long(case: Case, one: Unanswered) -> bool:
@@ -79,6 +81,52 @@ def _finding(case: Case, one: Unanswered) -> Finding:
     )
 
 
+def _apart(case: Case, one: Apart) -> Finding:
+    """Return a finding on engines that have not come to a call of engines.
+
+    Its ranks are the workers of the engines that have not come, or those of all, if as many wait.
+    """
+    absent, waiting = (
+        [{rank.rank for rank in case.run.ranks if _is_of(rank, engine)} for engine in engines]
+        for engines in (one.absent, one.waiting)
+    )
+    few, all_of = set[int]().union(*absent), set[int]().union(*absent, *waiting)
+    is_known = len(one.absent) < len(one.waiting)
+    return Finding(
+        kind="not_joined",
+        summary=Rpc.APART.of(
+            who=" and ".join(_name(case, engine) for engine in one.absent),
+            ranks=one.absent,
+            call=one.call,
+            comm=one.comm,
+            seconds=one.seconds,
+            waiting=" and ".join(_name(case, engine) for engine in one.waiting),
+            waits=one.waiting,
+            did=Rpc.RESTS.of(one.absent) if all(map(_rests, one.absent)) else "",
+        ),
+        diverging_ranks=tuple(sorted(few)) if is_known else (),
+        candidate_ranks=() if is_known else tuple(sorted(all_of)),
+        peers=one.call,
+        confidence="likely" if is_known else "ambiguous",
+        role="cause",
+        analyzer=RpcStalled.name,
+        evidence=tuple(
+            Rpc.MADE.of(_name(case, engine), engine.logs[one.comm.key].calls, one.comm)
+            for engine in (*one.waiting, *one.absent)[:_SHOWN]
+        ),
+        hangs=True,
+    )
+
+
+def _is_of(worker: Rank, engine: Rank) -> bool:
+    return worker.labels.get("engine") == engine.labels["engine"]
+
+
+def _rests(engine: Rank) -> bool:
+    """Return whether an engine waits for requests, and not for an answer of its workers."""
+    return lasting(engine, INPUT) is not None and lasting(engine, "dequeue") is None
+
+
 def _place(case: Case, ranks: Iterable[int]) -> str:
     """Return where the first of some workers is, to follow "is"."""
     rank = case.run.by_rank[next(iter(ranks))]
@@ -86,6 +134,30 @@ def _place(case: Case, ranks: Iterable[int]) -> str:
         return str(Rpc.IS_STOPPED)
     noted = doing(rank)
     return seen_at(case.run, rank.rank) or (f"in {noted.text}" if noted else str(Rpc.UNSEEN))
+
+
+def _gone(case: Case) -> list[Finding]:
+    """Return a finding on engines that are gone, which names no rank."""
+    engines = engines_gone(case.run)
+    if not engines or case.waits.pending_calls:
+        return []
+    return [
+        Finding(
+            kind="dead_rank",
+            summary=Rpc.GONE.of(
+                who=" and ".join(_name(case, one) for one in engines), ranks=engines
+            ),
+            confidence="likely",
+            role="cause",
+            analyzer=RpcStalled.name,
+            evidence=tuple(
+                Rpc.RAISED.of(one.pid, printable(one.activities[RAISED].detail or ""))
+                for one in case.run.others
+                if one not in engines and RAISED in one.activities
+            )[:_SHOWN],
+            hangs=True,
+        )
+    ]
 
 
 def _stopped(case: Case) -> Iterable[Finding]:

@@ -71,6 +71,17 @@ class Rpc(Phrase):
         "{processes:^} {ranks:are} stopped by a signal (state T), with {requests} without any part "
         "of an answer for {seconds:.0f} s."
     )
+    APART = (
+        "{who:^} {ranks:have} not come to call {call.seq} on {comm}, {call}, in which {waiting} "
+        "{waits:wait} for {seconds:.0f} s{did}."
+    )
+    GONE = (
+        "{who:^} {ranks:are} gone without a recorded end, as if killed: nobody sends {ranks:their} "
+        "workers work, or answers {ranks:their} requests."
+    )
+    RAISED = "process {} then raised {}"
+    RESTS = "; {0:they} {0:wait} for requests"
+    MADE = "{} has posted {} calls on {}"
     ENGINE = "engine {} (pid {})"
     PROCESS = "process {}"
     CONT = "kill -CONT {} resumes it"

@@ -11,6 +11,7 @@ import pytest
 from ncclscope import diagnose
 from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Activity, Rank, Run
+from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -157,3 +158,52 @@ def test_a_stopped_process_is_no_rest(cluster_of: ClusterOf, requests: int) -> N
 
     assert found.status == ("hung" if requests else "unknown")
     assert "ngine 0 (pid 2000) is stopped by a signal" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("made", "named", "candidates"), [((2, 1), (), (0, 1)), ((2, 1, 2), (1,), ())]
+)
+def test_an_engine_alone_in_a_call_of_engines(
+    cluster_of: ClusterOf, made: tuple[int, ...], named: tuple[int, ...], candidates: tuple[int]
+) -> None:
+    cluster = cluster_of(len(made))
+    cluster.history()
+    for number, count in enumerate(made):
+        cluster.tracers[number].describe(labels={"engine": str(number)})
+        engine = Tracer(
+            cluster.directory,
+            labels={"engine": str(number)},
+            heartbeat=False,
+            details={"host": "node-0", "pid": 2000 + number, "boot_id": "", "role": "engine"},
+        )
+        comm = engine.communicator("E", "engines", (), "gloo")
+        for seq in range(count):
+            position = engine.record(comm, "all_reduce", shape=(2,), dtype="int32", redop="max")
+            if seq == 0:
+                engine.complete(position)
+    run = cluster.run()
+    later = [replace(one, last_seen_ns=(one.last_seen_ns or 0) + 60 * 10**9) for one in run.others]
+
+    assert _verdict(replace(run, others=tuple(later))) == ("hung", "not_joined", named, candidates)
+
+
+@pytest.mark.parametrize(("alive", "status"), [(True, "hung"), (False, "ok")])
+def test_an_engine_that_its_workers_outlive_is_dead(
+    cluster_of: ClusterOf, alive: bool, status: str
+) -> None:
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE, alive=False)
+    ranks = tuple(replace(rank, alive=alive) for rank in run.ranks)
+
+    expected = (status, "dead_rank" if alive else None, (), ())
+    assert _verdict(replace(run, ranks=ranks)) == expected
+
+
+def test_an_engine_that_its_server_found_dead(cluster_of: ClusterOf) -> None:
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE, alive=False)
+    (core,) = run.others
+    error = {"raised": (99.0, 99.0, "EngineDeadError at core_client.py:1235 get_output_async", 0)}
+    server = replace(_with(core, error), pid=3000, labels={}, exited=True, alive=False)
+    ranks = tuple(replace(rank, alive=False, exited=True) for rank in run.ranks)
+
+    found = _verdict(replace(run, ranks=ranks, others=(core, server)))
+    assert found == ("hung", "dead_rank", (), ())

@@ -1,0 +1,77 @@
+"""Engines that wait for each other in collectives of their own, and engines that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ncclscope.engine.case import Case
+from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.model.activities import RAISED
+
+_SEEN_DEAD = "EngineDeadError"
+"""What a server raises that finds its engine dead."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A call of engines that some have posted, and wait in, and others have not.
+
+    Attributes:
+        comm: The group of the engines.
+        call: The call.
+        waiting: The engines that wait in it.
+        absent: Those that posted fewer calls there.
+        seconds: How long the last of the waiting ones has waited, up to its last heartbeat.
+    """
+
+    comm: Communicator
+    call: Call
+    waiting: tuple[Rank, ...]
+    absent: tuple[Rank, ...]
+    seconds: float
+
+
+def engines_apart(case: Case) -> Iterator[Apart]:
+    """Yield the calls in which engines wait for others, where no worker waits in a collective."""
+    if case.waits.pending_calls:
+        return
+    groups: dict[str, list[Rank]] = {}
+    for process in case.run.others:
+        if "engine" in process.labels:
+            for key in process.logs:
+                groups.setdefault(key, []).append(process)
+    for key, members in groups.items():
+        made = {one.pid: one.logs[key].calls for one in members}
+        most = max(made.values())
+        waiting = [one for one in members if made[one.pid] == most and _waits(one, key)]
+        absent = [one for one in members if made[one.pid] < most]
+        last = [one.logs[key].call(most) for one in waiting]
+        if waiting and absent:
+            since = max(call.time_ns or 0 for call in last)
+            seen = max(one.last_seen_ns or 0 for one in waiting)
+            comm = waiting[0].logs[key].communicator
+            seconds = max(0.0, (seen - since) / 1e9)
+            yield Apart(comm, last[0], tuple(waiting), tuple(absent), seconds)
+
+
+def _waits(engine: Rank, key: str) -> bool:
+    log = engine.logs[key]
+    return log.calls >= log.first and log.call(log.calls).state is not State.COMPLETED
+
+
+def engines_gone(run: Run) -> list[Rank]:
+    """Return the engines that recorded no end and are missed: by a worker, or by their server.
+
+    Who kills a whole service leaves neither.
+    """
+    errors = [one.activities[RAISED].detail or "" for one in run.others if RAISED in one.activities]
+    is_seen = any(error.startswith(_SEEN_DEAD) for error in errors)
+    return [
+        one
+        for one in run.others
+        if (name := one.labels.get("engine")) is not None
+        and one.alive is False
+        and not (one.exited or one.details.get("ended_with"))
+        and (is_seen or any(rank.alive for rank in run.ranks if rank.labels.get("engine") == name))
+    ]

@@ -45,13 +45,40 @@ def test_plugin_does_nothing_when_tracing_is_off(environment: dict[str, str]) ->
     assert (completed.stdout, completed.stderr, completed.returncode) == ("0\n", "", 0)
 
 
-@pytest.mark.parametrize("broken", ["ncclscope.tracing.session", "ncclscope_patches.registry"])
-def test_plugin_that_cannot_be_loaded_ends_nobody(tmp_path: Path, broken: str) -> None:
+def test_plugin_without_variables_imports_nothing_else() -> None:
+    program = """
+        import sys
+        from ncclscope_patches.vllm.plugin import register
+        register()
+        print(*sorted(name for name in sys.modules if name.startswith("ncclscope")))
+    """
+    assert run(program).stdout.split() == [
+        "ncclscope",
+        "ncclscope.settings",
+        "ncclscope_patches",
+        "ncclscope_patches.vllm",
+        "ncclscope_patches.vllm.plugin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "then"),
+    [
+        (
+            "ncclscope.tracing.session",
+            "from ncclscope_patches import registry; registry.apply_all()",
+        ),
+        ("ncclscope_patches.registry", ""),
+    ],
+    ids=["session", "registry"],
+)
+def test_plugin_that_cannot_be_loaded_ends_nobody(tmp_path: Path, broken: str, then: str) -> None:
     program = f"""
         import sys
         sys.modules["{broken}"] = None
         from ncclscope_patches.vllm.plugin import register
         register()
+        {then}
         print("goes on")
     """
     completed = run(program, NCCLSCOPE_DIR=str(tmp_path))

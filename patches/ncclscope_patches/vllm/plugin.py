@@ -1,6 +1,6 @@
 """The vLLM plugin: vLLM calls it in each process, through ``vllm.general_plugins``.
 
-Each part has its own environment variable; without one, nothing is imported.
+Each part has its own environment variable; without any, nothing but this module is imported.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def _attempt(install: Callable[[], None], otherwise: str) -> None:
 
 
 def _trace() -> None:
-    from ncclscope.tracing import session
-
-    if session.enabled():
+    if settings.directory() is not None:
         from ncclscope_patches import registry
 
         registry.install_all()

@@ -45,7 +45,7 @@ def _is_long(case: Case, one: Unanswered) -> bool:
 
     Where a worker is at the call, it may be busy; where none is any more, no answer comes.
     """
-    is_over = one.is_lost and not one.engine.alive
+    is_over = one.is_lost and not one.alive
     return one.seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)
 
 
@@ -54,13 +54,12 @@ def _finding(case: Case, one: Unanswered) -> Finding:
     ranks = tuple(rank for rank in one.lacking if one.workers[rank] is far)
     is_known = far is not Came.ANSWERED and (len(ranks) < len(one.workers) or len(ranks) == 1)
     first = case.run.by_rank[ranks[0]]
-    call = method_text(one.sent)
+    call = method_text(one.method)
     summary = (Rpc.LATE if one.is_late else _SAID[far]).of(
         who=who_text(case.run, ranks),
         ranks=ranks,
         call=call,
-        engine=one.name,
-        pid=one.engine.pid,
+        engine=_engine(one.name, one.pid),
         seconds=one.seconds,
         at=_place(case, ranks),
     )
@@ -74,7 +73,7 @@ def _finding(case: Case, one: Unanswered) -> Finding:
         role="cause",
         analyzer=RpcStalled.name,
         evidence=(
-            Rpc.SENT.of(one.name, one.engine.pid, call, one.seconds),
+            Rpc.SENT.of(_engine(one.name, one.pid), call, one.seconds),
             *(Rpc.WORKER.of(rank, one.workers[rank]) for rank in one.awaited[:_SHOWN]),
         ),
         hangs=True,
@@ -187,4 +186,8 @@ def _name(case: Case, process: Rank) -> str:
     if process.rank >= 0:
         return rank_text(case.run, process.rank)
     name = process.labels.get("engine")
-    return Rpc.PROCESS.of(process.pid) if name is None else Rpc.ENGINE.of(name, process.pid)
+    return Rpc.PROCESS.of(process.pid) if name is None else _engine(name, process.pid)
+
+
+def _engine(name: str, pid: int) -> str:
+    return Rpc.ENGINE.of(name, pid) if name else Rpc.THE_ENGINE.of(pid)

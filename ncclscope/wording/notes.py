@@ -48,24 +48,24 @@ class Rpc(Phrase):
     """That workers do not answer a call of their engine."""
 
     INSIDE = (
-        "{who:^} {ranks:have} not answered {call}, for which engine {engine} (pid {pid}) has "
-        "waited {seconds:.0f} s: {ranks:they} took the call, and {ranks:are} {at}."
+        "{who:^} {ranks:have} not answered {call}, for which {engine} has waited {seconds:.0f} s: "
+        "{ranks:they} took the call, and {ranks:are} {at}."
     )
     NOT_TAKEN = (
-        "{who:^} {ranks:have} not taken {call}, for whose answer engine {engine} (pid {pid}) has "
-        "waited {seconds:.0f} s: {ranks:they} {ranks:are} {at}."
+        "{who:^} {ranks:have} not taken {call}, for whose answer {engine} has waited {seconds:.0f} "
+        "s: {ranks:they} {ranks:are} {at}."
     )
     BACK = (
-        "{who:^} took {call}, gave engine {engine} (pid {pid}) no answer in {seconds:.0f} s, and "
-        "{ranks:wait} for work again."
+        "{who:^} took {call}, gave {engine} no answer in {seconds:.0f} s, and {ranks:wait} for "
+        "work again."
     )
     LOST = (
-        "{ranks:^} answered {call}, and engine {engine} (pid {pid}) has waited {seconds:.0f} s for "
-        "the answer: it was lost between them."
+        "{ranks:^} answered {call}, and {engine} has waited {seconds:.0f} s for the answer: it was "
+        "lost between them."
     )
     LATE = (
-        "{who:^} {ranks:are} late with the answer to {call}, for which engine {engine} (pid {pid}) "
-        "has waited {seconds:.0f} s: {ranks:they} {ranks:are} {at}, or in an endless loop."
+        "{who:^} {ranks:are} late with the answer to {call}, for which {engine} has waited "
+        "{seconds:.0f} s: {ranks:they} {ranks:are} {at}, or in an endless loop."
     )
     STOPPED = (
         "{processes:^} {ranks:are} stopped by a signal (state T), with {requests} without any part "
@@ -83,11 +83,12 @@ class Rpc(Phrase):
     RESTS = "; {0:they} {0:wait} for requests"
     MADE = "{} has posted {} calls on {}"
     ENGINE = "engine {} (pid {})"
+    THE_ENGINE = "the engine (pid {})"
     PROCESS = "process {}"
     CONT = "kill -CONT {} resumes it"
     IS_STOPPED = "stopped by a signal (state T)"
     UNSEEN = "at a place that is not recorded"
-    SENT = "engine {} (pid {}) sent {}, and has waited for the answer for {:.0f} s"
+    SENT = "{} sent {}, and has waited for the answer for {:.0f} s"
     WORKER = "rank {} {}"
 
 

@@ -114,6 +114,7 @@ _WAITS = (
         },
     ),
     ("device", re.compile(r"(?:^|/)torch/cuda/(?:streams|__init__|graphs)\.py$"), {"synchronize"}),
+    ("answer", re.compile(r"(?:^|/)vllm/v1/executor/multiproc_executor\.py$"), {"get_response"}),
     (
         "queue",
         re.compile(r"(?:^|/)shm_broadcast\.py$"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
+from ncclscope.engine.processes.motion import read_engines, read_motions
 from ncclscope.engine.waits.noted import lasting
 from ncclscope.model import Activity, Rank
 from ncclscope.wording.notes import Came
@@ -25,18 +26,20 @@ class Unanswered:
     """A call that an engine waits for the answer of.
 
     Attributes:
-        engine: The engine core.
-        name: Its label.
-        sent: The sending: its detail is the method.
+        pid: The engine core.
+        name: Its label; empty where it is not known.
+        method: What it called; empty where that is not known.
+        alive: Whether the engine is known to live.
         seconds: How long the engine has waited, up to its last heartbeat.
         workers: Its workers, by rank, and how far each has come.
         awaited: Those whose answers it waits for.
         shares: Of those that are inside and at work: the share of a core that each uses.
     """
 
-    engine: Rank
+    pid: int
     name: str
-    sent: Activity
+    method: Activity | None
+    alive: bool
     seconds: float
     workers: dict[int, Came]
     awaited: tuple[int, ...]
@@ -65,6 +68,44 @@ def unanswered(case: Case) -> Iterator[Unanswered]:
     Args:
         case: The case. Waits of any length are yielded.
     """
+    yield from _recorded(case)
+    yield from _seen(case)
+
+
+def _seen(case: Case) -> Iterator[Unanswered]:
+    """Yield what the stacks of an engine without a ring show, and those of its workers.
+
+    A worker that waits for work may have answered or not; one that is elsewhere has not.
+    """
+    snapshot, run = case.run.snapshot, case.run
+    known = {engine.pid for engine in run.others}
+    engines = [] if snapshot is None else read_engines(snapshot)
+    if snapshot is None or len(engines) != 1 or engines[0].worker.pid in known:
+        return
+    engine, motions = engines[0], read_motions(snapshot)
+    waits = engine.waits == "answer" and engine.is_at_one_line
+    if not waits or motions.keys() != run.by_rank.keys():
+        return
+    came = {
+        rank: Came.BACK if motion.waits == "queue" else Came.INSIDE
+        for rank, motion in motions.items()
+    }
+    if Came.BACK not in came.values() or any(one.op for one in motions.values()):
+        return  # a collective may keep them
+    at_it = tuple(rank for rank, one in came.items() if one is Came.INSIDE)
+    yield Unanswered(
+        pid=engine.worker.pid,
+        name="",
+        method=None,
+        alive=True,
+        seconds=snapshot.gap,
+        workers=came,
+        awaited=at_it or tuple(came),
+        shares={rank: motions[rank].cpu for rank in at_it if motions[rank].condition == "moving"},
+    )
+
+
+def _recorded(case: Case) -> Iterator[Unanswered]:
     run = case.run
     for engine in run.others:
         name, waits = engine.labels.get("engine"), lasting(engine, "dequeue")
@@ -83,9 +124,10 @@ def unanswered(case: Case) -> Iterator[Unanswered]:
         awaited = workers[sent.number - 1 : sent.number] if one else workers
         shares = {rank.rank: share_of_core(case, rank.rank) for rank in awaited}
         yield Unanswered(
-            engine=engine,
+            pid=engine.pid,
             name=name,
-            sent=sent,
+            method=sent,
+            alive=engine.alive is True,
             seconds=waits.seconds,
             workers={rank.rank: _came(rank, sent) for rank in workers},
             awaited=tuple(rank.rank for rank in awaited),

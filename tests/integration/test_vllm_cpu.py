@@ -53,11 +53,14 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
     # GIVEN a traced server that serves
     tokens = [traced.server.complete(prompt, max_tokens=12) for prompt in PROMPTS]
 
-    # THEN it answers as an untraced one, one ring a worker and one of the engine, and they agree
+    # THEN it answers as an untraced one, each worker, the engine and the server has a ring, and
+    # they agree
     assert tokens == untraced_tokens
     assert all(0 <= token < VOCABULARY_SIZE for answer in tokens for token in answer)
-    assert len(list(traced.rings.glob("*.ring"))) == 3
-    (engine,) = open_run(traced.rings).others
+    assert len(list(traced.rings.glob("*.ring"))) == 4
+    others = {one.details["role"]: one for one in open_run(traced.rings).others}
+    assert others["frontend"].activities["requests"].until_ns is not None
+    engine = others["engine"]
     assert (engine.pid, engine.labels) == (traced.server.engine_pid(), {"engine": "0"})
     assert engine.activities["enqueue"].detail in ("execute_model", "sample_tokens")
     status, document = traced.diagnose()

@@ -337,6 +337,8 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     known = [seconds for seconds in quiet if seconds is not None]
     if len(known) == len(quiet) and min(known, default=0.0) >= case.live_stall_seconds:
         return Agreement("unknown", f"{Why.WAS_QUIET.of(min(known))} {_agree(case)}")
+    if lost := _lost(run):
+        return Agreement("unknown", f"{Why.NO_END.of(lost)} {_agree(case)}")
     if gone := _gone_before(case, awake):
         return Agreement("unknown", f"{Why.GONE_EARLY.of(gone)} {_agree(case)}")
     if waiting := _long_waits(case):
@@ -377,6 +379,16 @@ def _caught(run: Run) -> str:
         return ""
     call = next(iter(found.values()))
     return Why.RAISED.of(found, call_on(run.communicators[call.comm], call))
+
+
+def _lost(run: Run) -> list[int]:
+    """Return the ranks that recorded no end, though the others exited in order."""
+    lost = [rank for rank in run.ranks if not (rank.exited or rank.alive)]
+    others = [rank for rank in run.ranks if rank not in lost]
+    if not others or not all(rank.ended_well for rank in others):
+        return []
+    # A ring that was copied while its process ran shows no end either.
+    return [rank.rank for rank in lost if not rank.details.get("beating")]
 
 
 def _gone_before(case: Case, ranks: Sequence[Rank]) -> list[int]:

@@ -105,7 +105,7 @@ class Case(Records):
         if recorded.pending_calls or self.timeless or self.divergences:
             return recorded
         quiet = [r for r in self.run.ranks if self.longest_common_quiet([r.rank]) is not None]
-        if len(quiet) < 2 or any(rank.exited for rank in quiet):
+        if len(quiet) < 2 or any(rank.exited for rank in self.run.ranks):
             return recorded
         followed = PostingOrder(self.run)
         if not followed.cycle or self.longest_common_quiet(followed.pending_calls) is None:

@@ -89,11 +89,14 @@ class Records:
     def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
         """Return for how many seconds all given ranks have been quiet; None below the threshold.
 
-        As for :attr:`stalled`, processes that still run may just be busy.
+        As for :attr:`stalled`, processes that still run may just be busy. One that exited in order
+        has been stuck in nothing.
         """
         shortest: float | None = None
         for number in ranks:
             rank = self.run.by_rank[number]
+            if rank.ended_well:
+                return None
             seconds = self.quiet_seconds(rank)
             limit = self.live_stall_seconds if rank.alive else self.stall_seconds
             if seconds is None or seconds < limit:

@@ -68,6 +68,7 @@ class Why(Phrase):
         "that could fill it."
     )
     GONE_EARLY = "{0:^} {0:are} gone without a recorded end, seconds before other ranks."
+    NO_END = "{0:^} recorded no end, though the other ranks exited normally."
     HAD_WAITED = "{:^} had waited for {:.0f} s when the processes ended{}."
     RAISED = "{:^} raised in {}, which did not complete."
     MORE = "And {} more."

@@ -66,6 +66,43 @@ def test_exceptions_of_some_ranks_are_no_agreement(tmp_path: Path) -> None:
     assert "exited normally" not in verdict.summary
 
 
+def exited(run: Run, *ranks: int) -> Run:
+    """Return the run with ranks whose processes exited in order."""
+    return replace(run, ranks=tuple(replace(rank, exited=rank.rank in ranks) for rank in run.ranks))
+
+
+@pytest.mark.parametrize("alive", [False, None])
+def test_a_rank_without_a_recorded_end_is_named_where_its_peers_exited(
+    tmp_path: Path, alive: bool | None
+) -> None:
+    """It was killed, or called os._exit(), and nobody waits for it in a call."""
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world")
+    run = exited(cluster.run(quiet=1.0), 0, 1, 2)
+    run = replace(run, ranks=tuple(replace(rank, alive=alive) for rank in run.ranks))
+
+    verdict = diagnose(run)
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Rank 3 recorded no end")
+
+
+def test_ranks_that_exited_in_order_were_stuck_in_nothing(tmp_path: Path) -> None:
+    """NCCL shows no completion; they waited at their end, for one that was busy for a minute."""
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.post(cluster.everybody, "world", "barrier", backend="nccl")
+    for members in ((0, 1), (2, 3)):
+        cluster.post(members, f"dp:{members[0]}", members=members, backend="nccl")
+        cluster.post(
+            members, f"dp:{members[0]}", "broadcast", root=0, members=members, backend="nccl"
+        )
+        cluster.post(members, f"dp:{members[0]}", members=members, backend="nccl", done=False)
+    run = cluster.run()
+
+    assert diagnose(exited(run)).status == "hung"
+    assert diagnose(exited(run, *cluster.everybody)).status == "ok"
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ERROR, "unknown"), ("KeyboardInterrupt", "ok"), ("RuntimeError: Timed out", "unknown")],

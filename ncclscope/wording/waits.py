@@ -108,6 +108,7 @@ class Wait(Phrase):
         "communicators, and may still come."
     )
     MAY_COME = "{} may still come to the call"
+    MAY_AWAIT = "{others} may wait for {late} outside of the recorded calls, as at a lock"
     USES = "rank {}, with the processes that it started, uses {:.0%} of a core"
     HOLDS_SMS = (
         "likely: {0.call.op} on {0.comm} holds SMs for which the cooperative launch of {1.call.op} "

@@ -10,6 +10,7 @@ import pytest
 from ncclscope.engine.coverage import survey
 from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Run
+from ncclscope.model.activities import CPU
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Stacks, Thread
 from ncclscope.readers import open_run
 from tests.support.cluster import Cluster
@@ -409,6 +410,57 @@ def test_a_rank_that_is_as_slow_as_ever_does_not_hang(
 
     assert diagnose(living(cluster.run(), 11.0)).status == status
     assert diagnose(living(cluster.run(), 30.0)).status == "hung"
+
+
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+@pytest.mark.parametrize(
+    ("gaps", "status"),
+    [((9.0, 8.0), "unknown"), ((9.0,), "hung"), ((9.0, 0.1), "hung"), ((0.1, 9.0), "hung")],
+)
+def test_two_long_pauses_before_a_line_are_usual_before_that_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gaps: tuple[float, ...], status: str
+) -> None:
+    """Rank 1 uploads a checkpoint before each barrier, and takes part in many calls between."""
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 4)
+    for gap in (*gaps, 0.0):
+        for _ in range(20):
+            clock[0] += 10**8
+            cluster.post(range(4), "world")
+        clock[0] += int(gap * 1e9)
+        if gap:
+            cluster.post(range(4), "world", "barrier")
+    cluster.post((0, 2, 3), "world", "barrier", done=False)
+
+    assert diagnose(living(cluster.run(), 11.0)).status == status
+    assert diagnose(living(cluster.run(), 30.0)).status == "hung"
+
+
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+@pytest.mark.parametrize(("gap", "status"), [(6.0, "unknown"), (0.1, "hung")])
+def test_a_rank_as_slow_as_ever_beside_one_at_work_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: float, status: str
+) -> None:
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 5)
+    for _ in range(6):
+        clock[0] += int(gap * 1e9)
+        cluster.post(range(5), "world")
+    cluster.post((0, 2, 3), "world", done=False)
+    cluster.tracers[4].activity(CPU).begin(number=9_000_000, since=clock[0])
+
+    *others, last = living(cluster.run(), 11.0).ranks
+    assert last.last_seen_ns is not None
+    longer = replace(last, last_seen_ns=last.last_seen_ns + 20 * 10**9)
+
+    verdict = diagnose(replace(cluster.run(), ranks=(*others, longer)))
+
+    assert verdict.status == status
+    if status == "unknown":
+        assert verdict.cause is not None
+        assert (verdict.cause.kind, verdict.cause.candidate_ranks) == ("late", (1, 4))
 
 
 @pytest.mark.usefixtures("python_writer")  # the core has a clock of its own

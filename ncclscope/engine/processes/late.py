@@ -155,17 +155,21 @@ def _late(case: Case, finding: Finding) -> Finding:
         return _not_there_yet(case, finding, comm, waiting, absent)
     shares = {rank: share_of_core(case, rank) for rank in absent}
     at_work = {rank: share for rank, share in shares.items() if share is not None}
-    if not waiting or not absent or len(at_work) < len(absent):
+    others = [rank for rank in absent if rank not in at_work]
+    usual = [rank for rank in others if is_as_slow_as_ever(case, rank, comm.key)]
+    if not waiting or not at_work or not all(_may_come(case, rank) for rank in others):
         return finding
-    is_few = 2 * len(absent) <= len(comm.ranks)
+    if usual != others and finding.diverging_ranks:
+        return finding  # most have come: one that is not at work keeps them waiting
+    is_few = 2 * len(absent) <= len(comm.ranks) and not others
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
     call = case.waits.pending_calls[waiting[0]].call
     return replace(
         finding.naming(absent) if is_few else finding.undecided(absent),
         kind=LATE,
         summary=Wait.LATE.of(
-            who=who_text(case.run, absent),
-            absent=absent,
+            who=who_text(case.run, sorted(at_work)),
+            absent=sorted(at_work),
             where=numbered(comm, finding.seq, call),
             waiting=waiting,
             at=at or "at work",
@@ -173,8 +177,20 @@ def _late(case: Case, finding: Finding) -> Finding:
         ),
         peers=call,
         evidence=(*finding.evidence, *_uses(at_work)),
-        inferred=(*finding.inferred, Wait.MAY_COME.of(absent)),
+        inferred=(
+            *finding.inferred,
+            Wait.MAY_COME.of(absent),
+            *((Wait.MAY_AWAIT.of(others=others, late=at_work),) if usual != others else ()),
+        ),
     )
+
+
+def _may_come(case: Case, number: int) -> bool:
+    """Return whether a rank is recorded, and neither gone nor stopped."""
+    rank = case.run.by_rank.get(number)
+    if rank is None or rank.exited or rank.details.get("stopped"):
+        return False
+    return case.how_it_ended(rank) is None
 
 
 def _goes_on(case: Case, number: int, waiting: Sequence[int]) -> bool:

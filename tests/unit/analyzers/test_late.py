@@ -128,6 +128,29 @@ def test_of_two_absent_ranks_one_that_is_blocked_hangs_the_job(cluster_of: Clust
     assert cluster.verdict().status == "hung"
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_where_no_majority_waits_a_blocked_rank_may_wait_for_the_one_at_work(
+    cluster_of: ClusterOf, is_gone: bool
+) -> None:
+    """As at a lock that the rank at work holds; but not if the other process is gone."""
+    cluster = cluster_of(4)
+    wait_for(cluster, 1, 2)
+    works(cluster, 2, 20.0)
+    if is_gone:
+        cluster.tracers[1].describe(ended_with="ValueError: loss is not finite")
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    if is_gone:
+        assert verdict.status == "hung"
+        return
+    assert named(verdict) == ("unknown", "late", (), "ambiguous")
+    assert verdict.cause.candidate_ranks == (1, 2)
+    assert verdict.summary.startswith("Rank 2 ")
+    assert any("rank 1 may wait for rank 2" in one for one in verdict.cause.inferred)
+
+
 def test_what_differs_is_the_cause_and_not_who_is_late(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     wait_for(cluster, 2)

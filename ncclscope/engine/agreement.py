@@ -17,6 +17,7 @@ from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused
+from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
 from ncclscope.engine.waits.engine_steps import is_idle
@@ -382,13 +383,26 @@ def _caught(run: Run) -> str:
 
 
 def _lost(run: Run) -> list[int]:
-    """Return the ranks that recorded no end, though the others exited in order."""
+    """Return the ranks that recorded no end, though the others exited in order.
+
+    Their processes are gone; or, where that is not known, they are in a call that all others have
+    left. A ring may also have been copied shortly before the end of its process.
+    """
     lost = [rank for rank in run.ranks if not (rank.exited or rank.alive)]
-    others = [rank for rank in run.ranks if rank not in lost]
-    if not others or not all(rank.ended_well for rank in others):
+    if len(lost) == len(run.ranks) or not all(r.ended_well for r in run.ranks if r not in lost):
         return []
-    # A ring that was copied while its process ran shows no end either.
-    return [rank.rank for rank in lost if not rank.details.get("beating")]
+    return [rank.rank for rank in lost if rank.alive is False or _is_left_in_call(run, rank)]
+
+
+def _is_left_in_call(run: Run, rank: Rank) -> bool:
+    last = rank.last_call(transfers=True)
+    if last is None or last.state is State.COMPLETED or rank.details.get("beating"):
+        return False
+    comm = run.communicators[last.comm]
+    peer = peer_of(last, comm)
+    others = {*comm.ranks} - {rank.rank} if peer is None else {peer}
+    # NCCL shows no completion.
+    return "nccl" not in comm.backend and all(_exited(run, number) for number in others)
 
 
 def _gone_before(case: Case, ranks: Sequence[Rank]) -> list[int]:

@@ -71,20 +71,25 @@ def exited(run: Run, *ranks: int) -> Run:
     return replace(run, ranks=tuple(replace(rank, exited=rank.rank in ranks) for rank in run.ranks))
 
 
-@pytest.mark.parametrize("alive", [False, None])
+@pytest.mark.parametrize(
+    ("alive", "done", "status"),
+    [(False, True, "unknown"), (None, False, "unknown"), (None, True, "ok")],
+)
 def test_a_rank_without_a_recorded_end_is_named_where_its_peers_exited(
-    tmp_path: Path, alive: bool | None
+    tmp_path: Path, alive: bool | None, done: bool, status: str
 ) -> None:
-    """It was killed, or called os._exit(), and nobody waits for it in a call."""
+    """It was killed, or called os._exit(); or its ring was copied just before its end."""
     cluster = Cluster(tmp_path, SIZE)
     cluster.history("world")
+    cluster.post(range(SIZE - 1), "world")
+    cluster.post([SIZE - 1], "world", done=done)
     run = exited(cluster.run(quiet=1.0), 0, 1, 2)
     run = replace(run, ranks=tuple(replace(rank, alive=alive) for rank in run.ranks))
 
     verdict = diagnose(run)
 
-    assert verdict.status == "unknown"
-    assert verdict.summary.startswith("Rank 3 recorded no end")
+    assert verdict.status == status
+    assert verdict.summary.startswith("Rank 3 recorded no end") == (status != "ok")
 
 
 def test_ranks_that_exited_in_order_were_stuck_in_nothing(tmp_path: Path) -> None:

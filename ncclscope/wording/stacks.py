@@ -70,6 +70,7 @@ class Seen(Phrase):
     HAVE_MET = "Of {}, those of one group would have met there: one of them waits in another group."
     MAY_SEND = "{:^} may wait to send to {}."
     SMALLER_GROUP = "{:^} may wait in a smaller group, for {}."
+    SEVERAL_GROUPS = "{0:^} {0:wait} in calls of several groups."
     CHAINS_END = "All chains of waiting end in {}."
     DISAGREE = "The data sources name different ranks."
     AMONG = "among the candidates, {} names one"

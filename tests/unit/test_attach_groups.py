@@ -223,6 +223,36 @@ def test_who_sends_to_receivers_that_went_on_may_lack_one_of_them() -> None:
     assert named(judge([receiver, REDUCE, REDUCE])) == ((0,), ())
 
 
+def test_who_has_left_the_loop_of_all_receivers_waits_for_all_of_them() -> None:
+    """None of them has come to the broadcast, so that none can have gone on."""
+    root, inner = call("broadcast", 35), call("all_reduce", 23, loop=(12, 29))
+    assert named(judge([root, inner, inner])) == ((0,), ())
+    again = call("broadcast", 35, loop=(10, 36))
+    assert named(judge([again, inner, inner])) == ((), (0, 1, 2))
+
+
+def test_ranks_in_one_line_are_no_majority_if_one_shares_no_group_with_the_other() -> None:
+    """Ranks 0 and 1 are a pair, and wait in a call that rank 2 or rank 3 keeps from them."""
+    square = {0: ((1, 2, 3), (1,), (2,)), 1: ((2, 3), (3,)), 2: ((3,), (3,))}
+    reduce = call("all_reduce", 23, "given")
+
+    assert named(judge([reduce, reduce, reduce, REDUCE], square)) == ((), (0, 1, 2, 3))
+    assert named(judge([reduce, reduce, reduce, REDUCE], WHOLE)) == ((3,), ())
+
+
+def test_ranks_in_several_calls_of_one_function_of_torch_are_in_one_call() -> None:
+    """The root sends the size of an object, and the others wait for the object."""
+
+    def inside(line: int) -> tuple[Frame, ...]:
+        outer = stack("train.py:1 <module>", "train.py:16 main", f"{LOGGER}:83 wrapper")
+        inner = stack(f"{C10D}:{line} broadcast_object_list", f"{LOGGER}:83 wrapper")
+        *calls, last = (*inner, *stack(f"{C10D}:3151 broadcast"))
+        return (*outer, replace(calls[0], peers=(0,)), *calls[1:], last)
+
+    assert named(judge([inside(4026), inside(4045), BARRIER, inside(4045)])) == ((2,), ())
+    assert named(judge([REDUCE, REDUCE, REDUCE, inside(4026)])) == ((3,), ())
+
+
 def test_who_has_left_a_call_of_a_group_stays_a_candidate() -> None:
     """The root of a broadcast waits; a member that received is where most ranks are."""
     root, reduce = call("broadcast", 25, "given", (1,)), call("all_reduce", 27, "given")

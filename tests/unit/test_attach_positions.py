@@ -105,6 +105,24 @@ def test_the_hooks_of_a_backward_may_run_on_another_thread() -> None:
 
 
 @pytest.mark.parametrize(
+    ("begin", "place", "op"),
+    [
+        ("concurrent/futures/_base.py:305 wait", "concurrent/futures/thread.py:58 run", "wait"),
+        ("concurrent/futures/_base.py:305 wait", "concurrent/futures/thread.py:81 _worker", None),
+        ("train.py:30 collect", "concurrent/futures/thread.py:58 run", None),
+    ],
+)
+def test_who_waits_for_a_pool_may_wait_for_the_peers_of_its_threads(
+    begin: str, place: str, op: str | None
+) -> None:
+    one = worker(0, stack("train.py:1 main", begin, "threading.py:320 wait"))
+    pool = Thread("ThreadPoolExecutor-0_0", 7, stack("threading.py:982 run", place))
+    both = tuple(Stacks((*stacks.threads, pool)) for stacks in one.stacks)
+
+    assert motion(replace(one, stacks=both)).op == op
+
+
+@pytest.mark.parametrize(
     ("frames", "kernel", "waits", "op"),
     [
         (LOADER, "poll", "data", None),

@@ -86,17 +86,20 @@ def within_groups(
     waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
     if apart == by_rank.keys():
         return _narrowed(found, by_rank, waits)
+    if not found.candidates and _are_of_several_groups(by_rank, apart, groups):
+        return found.with_note(Seen.SEVERAL_GROUPS.of({*by_rank} - apart)).undecided(by_rank)
+    may_send = _may_send(by_rank[min(apart)], apart) and _may_have_passed(by_rank, apart)
     added: set[int] = set()
     for rank in apart:
         for group in waits[rank] or _any_pair(rank, by_rank, apart):
-            if 2 * len(group & apart) >= len(group) or _may_send(by_rank[rank], apart):
+            if may_send or 2 * len(group & apart) >= len(group):
                 added |= group - apart
     if not added and _have_met(by_rank, apart, waits):
         note = Seen.HAVE_MET.of(apart)
         return found.with_note(note).undecided(sorted(apart))
     if not added or _have_gone_another_way(by_rank, apart):
         return found
-    said = Seen.MAY_SEND if _may_send(by_rank[min(apart)], apart) else Seen.SMALLER_GROUP
+    said = Seen.MAY_SEND if may_send else Seen.SMALLER_GROUP
     note = said.of(apart, added)
     return replace(
         found.with_note(note).undecided(sorted(apart | added)),
@@ -113,6 +116,36 @@ def _may_send(motion: Motion, apart: Collection[int]) -> bool:
         return False
     source = motion.frames[-1].peers
     return not source or motion.rank in source
+
+
+def _are_of_several_groups(
+    motions: Mapping[int, Motion], apart: Collection[int], groups: frozenset[Group] | None
+) -> bool:
+    """Return whether the ranks of a majority name a group, and one is in none with a rank apart.
+
+    It waits for another rank of the majority, which is then in another call of that line.
+    """
+    others = frozenset(motions).difference(apart)
+    smaller = [group for group in groups or () if len(group) < len(motions)]
+    own = [frozenset().union(*(group for group in smaller if rank in group)) for rank in others]
+    return (
+        any(group and group.isdisjoint(apart) for group in own)
+        and {group_named_by(motions[rank]) for rank in others} == {_GIVEN}
+        and {group_named_by(motions[rank]) for rank in apart} == {_DEFAULT}
+    )
+
+
+def _may_have_passed(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:
+    """Return whether others may have passed the call of a rank.
+
+    Not if they are all in a loop that it has left for good.
+    """
+    return not all(
+        has_left_loop(motions[rank], one) and not any(frame.loop for frame in motions[rank].frames)
+        for rank in apart
+        for number, one in motions.items()
+        if number not in apart
+    )
 
 
 def _have_met(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.engine.processes.frames import (
+    INIT_OPS,
     collective_of,
     is_library,
     is_stuck_alone,
@@ -21,6 +22,8 @@ BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05
 """Share of a core below which a thread computes nothing; polling takes less."""
+_C10D = re.compile(r"(?:^|/)torch/distributed/(?:distributed_c10d|c10d_logger)\.py$")
+_POOL = re.compile(r"(?:^|/)concurrent/futures/\w+\.py$")
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _OF_LIBRARIES = frozenset({"child", "data", "lock", "socket", "started"})
 """Waits that frames of a library show, and that end without a peer."""
@@ -77,7 +80,22 @@ def sample_of(stacks: Stacks) -> Sample:
     is_behind = (
         main.waits in ("lock", "queue", "started") or unrecorded_of(main.frames) == "backward"
     )
-    return posting[0] if posting and is_behind else main
+    if posting and is_behind:
+        return posting[0]
+    if _awaits_pool(main) and any(map(_runs_in_pool, others)):
+        return replace(main, op="wait", waits="collective")
+    return main
+
+
+def _awaits_pool(one: Sample) -> bool:
+    """Return whether a thread waits for what another one of a pool does."""
+    return one.waits == "lock" and any(_POOL.search(frame.file) for frame in one.frames)
+
+
+def _runs_in_pool(one: Sample) -> bool:
+    """Return whether a thread of a pool is in a function in C, which may wait for a peer."""
+    last = one.frames[-1]
+    return one.waits is None and last.name == "run" and bool(_POOL.search(last.file))
 
 
 def _cut(thread: str, frames: tuple[Frame, ...]) -> Sample:
@@ -85,11 +103,26 @@ def _cut(thread: str, frames: tuple[Frame, ...]) -> Sample:
     for index in range(len(frames) - 1, -1, -1):
         op = collective_of(frames[index])
         if op is not None:
-            inside = Sample(thread, frames[: index + 1], op, "collective")
+            inside = _of_program(thread, frames, index)
             if runs_own_code(frames, index):
                 return _cut_at_wait(thread, frames, index + 1, inside)
             return inside
     return _cut_at_wait(thread, frames, 0)
+
+
+def _of_program(thread: str, frames: tuple[Frame, ...], index: int) -> Sample:
+    """Return the stack down to the collective that the program called.
+
+    Those of objects make several calls: ranks in different ones of them are in one call.
+    """
+    op, last = collective_of(frames[index]), index
+    for place in range(index - 1, -1, -1):
+        if not _C10D.search(frames[place].file):
+            break
+        outer = collective_of(frames[place])
+        if outer is not None and outer not in INIT_OPS:
+            op, last = outer, place
+    return Sample(thread, frames[: last + 1], op, "collective")
 
 
 def _cut_at_wait(

@@ -17,9 +17,10 @@ from ncclscope.engine.repairs.proof import prove
 from ncclscope.engine.repairs.repair import MOST_RANKS
 from ncclscope.engine.repairs.unmade import with_unmade_groups
 from ncclscope.engine.sequences.streams import Repeated, repeated
+from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
-from ncclscope.model import Call, Finding
+from ncclscope.model import Call, Finding, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import plural, rank_text
@@ -51,7 +52,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     else:
         found = _accounted(case, graph, _without_redundant(graph, findings))
     proved = _proved(case, graph, decided_by_rounds(case, graph, found))
-    return _beside_others(_joined(with_unmade_groups(case, proved)))
+    return _beside_others(_joined(case, with_unmade_groups(case, proved)))
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
@@ -69,8 +70,11 @@ def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
     return found
 
 
-def _joined(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with causes on sister groups as one, if the same lines differ there."""
+def _joined(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with causes on sister groups as one, if the same lines differ there.
+
+    It is not certain where one of the ranks may wait for another one in a transfer.
+    """
     found: list[Finding] = []
     for one in findings:
         place = next((n for n, other in enumerate(found) if _is_same(one, other)), None)
@@ -84,7 +88,21 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
             diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
             evidence=(*first.evidence, *one.evidence),
         )
+        if _exchange(case, first.diverging_ranks, one.diverging_ranks):
+            doubt = Doubt.HELD_UP.of(first.diverging_ranks, one.diverging_ranks)
+            found[place] = found[place].doubted(doubt)
     return found
+
+
+def _exchange(case: Case, ranks: Sequence[int], others: Sequence[int]) -> bool:
+    """Return whether the last transfer of a rank is with one of others, and may be pending."""
+    return any(
+        call.state is not State.COMPLETED
+        and peer_of(call, case.run.communicators[call.comm]) in others
+        for rank in ranks
+        if rank in case.run.by_rank
+        for call in case.run.by_rank[rank].last_transfers().values()
+    )
 
 
 def _is_same(one: Finding, other: Finding) -> bool:

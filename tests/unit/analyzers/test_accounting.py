@@ -143,3 +143,28 @@ def test_who_is_late_beside_another_cause_is_not_certain(cluster_of: ClusterOf) 
 
     assert {rank for one in causes for rank in one.diverging_ranks} == {3, 4, 5}
     assert all(one.confidence != "certain" for one in causes if one.kind == "not_joined")
+
+
+@pytest.mark.parametrize(("exchange", "confidence"), [(True, "likely"), (False, "certain")])
+def test_ranks_that_exchange_may_hold_each_other_up(
+    cluster_of: ClusterOf, exchange: bool, confidence: str
+) -> None:
+    """NCCL does not show whether the transfer between them has completed."""
+    cluster = cluster_of(6)
+    nodes = {"node:0": (0, 1, 2), "node:1": (3, 4, 5)}
+    for label, members in nodes.items():
+        for _ in range(3):
+            cluster.post(members, label, "barrier", members=members, backend="nccl")
+    if exchange:
+        cluster.post([2], "world", "send", peer=3, backend="nccl", done=False)
+        cluster.post([3], "world", "recv", peer=2, backend="nccl", done=False)
+    cluster.post([2, 3], "pp:1", members=(2, 3), backend="nccl", done=False)
+    for label, members in nodes.items():
+        waiting = {*members} - {2, 3}
+        cluster.post(waiting, label, "barrier", members=members, backend="nccl", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (2, 3))
+    assert cause.confidence == confidence

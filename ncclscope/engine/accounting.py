@@ -150,9 +150,7 @@ def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Fi
 
 def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with those as causes that name the ranks of the repair, each rank once."""
-    if _is_hidden(case, graph) and not any(
-        one.kind == "extra_call" and one.role == "cause" for one in findings
-    ):
+    if _is_hidden(case, graph):
         return _by_unseen(case, graph, findings)
     alone = _only_repair(case, graph)
     repair = _reduced(graph, _named(findings)) if alone is None else alone

@@ -17,6 +17,7 @@ from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Call, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
+from ncclscope.model.signature import ROOTED_OPS
 from ncclscope.model.unranked import unranked
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, sentence, who_text
@@ -145,6 +146,25 @@ def unless_ended_well(case: Case, finding: Finding) -> Finding:
     if not all(rank.ended_well for rank in case.run.ranks):
         return finding
     return replace(finding, role="latent")
+
+
+def unless_rooted(case: Case, finding: Finding) -> Finding:
+    """Return a finding that names none of several ranks in an earlier call whose root is unknown.
+
+    Others have completed that call. If one member takes another rank for its root, those that wait
+    for a root which sends nothing are all innocent.
+    """
+    comm, ranks = finding.comm, finding.diverging_ranks
+    heads = [case.waits.heads.get(rank) for rank in ranks]
+    if finding.role != "cause" or finding.kind != "not_joined" or comm is None or len(ranks) < 2:
+        return finding
+    if not all(
+        head and head.comm == comm.key and head.op in ROOTED_OPS and head.root is None
+        for head in heads
+    ):
+        return finding
+    note = Doubt.ROOT.of(ranks, next(head for head in heads if head))
+    return finding.with_note(note).undecided(comm.ranks)
 
 
 def unless_slow(case: Case, finding: Finding) -> Finding:

@@ -29,6 +29,10 @@ class Doubt(Phrase):
     DAMAGED = "It is unknown whether {} joined it: the record is damaged."
     UNTRACED = "It is unknown whether {0} joined it: {0:they are} not recorded."
     NOT_RECORDED = "{} may be there as well: what is not recorded does not show"
+    ROOT = (
+        "{0:^} {0:are} in {1}, which others have completed: members may disagree about its root, "
+        "which is not recorded."
+    )
     USUAL = "; earlier pauses of {} between calls were often as long"
     LATE = "it hung: a rank that is merely late looks the same"
     SERVER_ENDED = "a server that ended while it had no requests looks the same"

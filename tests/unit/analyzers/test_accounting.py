@@ -133,6 +133,25 @@ def test_a_rank_that_lost_a_connection_in_its_last_call_makes_no_job_ok() -> Non
     assert verdict_on(drawn.world, drawn.outcome)["status"] == "unknown"
 
 
+def test_a_rank_without_a_dump_accounts_for_calls_that_its_peers_have_not_reached() -> None:
+    """Rank 4 exited. Ranks 0 and 1 were said to be in a call too many, and rank 5 to be wrong."""
+    drawn = sample(1, 290, records="torch-2.13")
+
+    causes = verdict_on(drawn.world, drawn.outcome, "torch-2.13")["verdict"]["causes"]
+
+    assert [(one["kind"], one["diverging_ranks"]) for one in causes] == [("dead_rank", [4])]
+
+
+def test_who_waits_for_a_root_that_is_not_recorded_is_not_named() -> None:
+    """Rank 4 takes another rank for the root; ranks 0 and 2 get nothing, and did nothing wrong."""
+    drawn = sample(1, 283, records="torch-2.13")
+
+    verdict = verdict_on(drawn.world, drawn.outcome, "torch-2.13")["verdict"]
+
+    assert (verdict["diverging_ranks"], verdict["candidate_ranks"]) == ([], [*range(8)])
+    assert "Ranks 0 2 4 are in broadcast" in verdict["summary"]
+
+
 def test_who_is_late_beside_another_cause_is_not_certain(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(6)
     cluster.history("world")

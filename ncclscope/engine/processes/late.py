@@ -30,7 +30,7 @@ from ncclscope.wording.waits import Wait
 LATE = "late"
 """The kind of a finding about ranks at work for which others wait."""
 
-_BUSY = 0.15
+_BUSY = 0.1
 """Share of a core from which on a process is at work. One that is blocked, or polls each
 millisecond, uses less than 0.05; one that computes on a crowded host gets no whole core."""
 _JUST_NOW = 3.0

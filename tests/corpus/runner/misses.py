@@ -68,6 +68,23 @@ _LIST = (
         "between runs, although two further ranks are where one of them is",
         always=False,
     ),
+    Miss(
+        "exit_before_done_file", _TRACED, "undecided",
+        "the rank that is gone is named in an unknown status: its peers wait in no call, and a "
+        "healthy rank may leave by os._exit after its work as well",
+    ),
+    Miss(
+        "healthy_hub_upload", (ATTACH,), "false alarm",
+        "a rank waits for a socket longer than a hang lasts, for the first time, and nothing of it "
+        "moves",
+        always=False,
+    ),
+    Miss(
+        "healthy_lock_turns", (DIAGNOSE,), "false alarm",
+        "the rank that holds the lock has used hardly any CPU time since its newest call, most of "
+        "which it waited for the lock",
+        always=False,
+    ),
 )  # fmt: skip
 
 MISSES = {(miss.program, way): miss for miss in _LIST for way in miss.ways}

@@ -43,10 +43,14 @@ def named(verdict: Verdict) -> tuple[str, str, tuple[int, ...], str]:
     return verdict.status, cause.kind, cause.diverging_ranks, cause.confidence
 
 
-def test_a_rank_that_computes_is_late_and_hangs_nobody(cluster_of: ClusterOf) -> None:
+@pytest.mark.parametrize("seconds", [55.0, 6.5])
+def test_a_rank_that_computes_is_late_and_hangs_nobody(
+    cluster_of: ClusterOf, seconds: float
+) -> None:
+    """It has a core for itself, or shares it with others and waited for a part of the time."""
     cluster = cluster_of(4)
     wait_for(cluster, 2)
-    works(cluster, 2, 55.0)
+    works(cluster, 2, seconds)
     works(cluster, 1, 0.3)
 
     verdict = cluster.verdict()

@@ -25,7 +25,7 @@ from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
 from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
 
-__all__ = ["main"]
+__all__ = ["KNOWN", "main"]
 
 _SETS = {
     "programs": PROGRAMS,
@@ -34,7 +34,7 @@ _SETS = {
     "strangers3": STRANGERS3,
     "strangers4": STRANGERS4,
 }
-_KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4
+KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 
@@ -63,11 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended as well
     for name in options.names:
-        if name not in _KNOWN:
+        if name not in KNOWN:
             parser.error(f"no program is called {name}")
     keep = options.keep or Path(tempfile.mkdtemp(prefix="corpus-answers-"))
     ways = options.way or [HEALTHY, *WAYS]
-    programs = [_KNOWN[name] for name in options.names or _SETS[options.set]]
+    programs = [KNOWN[name] for name in options.names or _SETS[options.set]]
     if not options.table:
         wanted = frozenset(SCORES)
         if options.known:
@@ -188,7 +188,7 @@ def table(answers: Sequence[dict[str, Any]], ways: Sequence[str]) -> Iterator[st
 def failures(answers: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each answer that is not fair, with the right one, or is no miss any more."""
     for answer in answers:
-        program = _KNOWN[answer["program"]]
+        program = KNOWN[answer["program"]]
         miss = MISSES.get((program.name, answer["way"]))
         if answer["score"] in FAIR:
             if miss and miss.always:

@@ -132,9 +132,15 @@ def _raised_before(case: Case, rank: Rank, engine: Rank) -> bool:
 def _names(processes: Sequence[Rank]) -> str:
     """Return ranks by their numbers, and engines by their labels, to begin a sentence."""
     engines = [process for process in processes if process.rank < 0]
-    names = [f"engine {one.labels.get('engine', '?')} (pid {one.pid})" for one in engines]
+    names = [_name(one) for one in engines]
     ranks = [process.rank for process in processes if process.rank >= 0]
     return sentence(" and ".join([*([ranks_text(ranks)] if ranks else []), *names]))
+
+
+def _name(process: Rank) -> str:
+    """Return the name of a process that is no rank."""
+    name = process.labels.get("engine")
+    return f"process {process.pid}" if name is None else f"engine {name} (pid {process.pid})"
 
 
 def _error(rank: Rank) -> str:

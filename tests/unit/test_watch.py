@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_an_engine_that_is_stopped_and_resumed_is_judged_again(
 
     assert poll.verdict is not None
     assert poll.status == "unknown"
-    assert poll.verdict.summary.startswith("Engine 0 (pid ")
+    assert re.match(r"Ranks 0 1 and engine 0 \(pid \d+\) are stopped", poll.verdict.summary)
     assert job.poll().status == "ok"
 
 

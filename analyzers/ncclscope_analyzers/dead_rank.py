@@ -29,6 +29,17 @@ from ncclscope.wording.waits import Wait
 _SHOWN = 4
 
 
+def _was_in_difference(case: Case, rank: Rank) -> bool:
+    """Return whether a rank had posted a call in which members differ before it ended.
+
+    Libraries abort the processes that wait in such a call, on both sides of the difference.
+    """
+    return any(
+        (log := rank.logs.get(difference.comm.key)) is not None and log.calls >= difference.seq
+        for difference in case.differences
+    )
+
+
 def _failed_first(rank: Rank | None) -> bool:
     """Return whether a process failed before any call, as where it cannot connect to its peers."""
     if rank is None or rank.last_call(transfers=True) is not None:
@@ -98,6 +109,7 @@ class DeadRank:
             silent = [
                 *self._silent_in_calls(case),
                 *failed_inside(case, self.name),
+                *self._ended_past(case),
             ]
         yield from silent
         # Ranks that wait for such a rank in other calls wait for the same reason.
@@ -126,7 +138,8 @@ class DeadRank:
             how = case.how_it_ended(rank)
             if how is None or not (case.stalled or rank.exited or case.lost_by_peers(rank)):
                 continue
-            finding = self._finding(case, number, waiting, how, consequence=number in diverging)
+            led = number in diverging or _was_in_difference(case, rank)
+            finding = self._finding(case, number, waiting, how, consequence=led)
             if lost_store(rank):
                 pending, missing = self._missed_call(case, number, waiting)
                 yield _without_store(case, rank, finding, missing, pending)
@@ -179,6 +192,47 @@ class DeadRank:
                 if not case.may_have_ended_before(case.run.by_rank[number], living):
                     continue
                 yield self._silent(case, comm, number, inside, living, lived - seconds)
+
+    def _ended_past(self, case: Case) -> Iterable[Finding]:
+        """Yield ranks that failed after a call in which most of its members still wait.
+
+        An unrecorded call of those members may have matched it.
+        """
+        heads = case.waits.heads
+        for key, comm in case.run.communicators.items():
+            inside = [n for n in comm.ranks if n in heads and heads[n].comm == key]
+            past = [n for n in comm.ranks if n not in inside]
+            if not past or len(inside) <= len(past) or len({heads[n].seq for n in inside}) != 1:
+                continue
+            call = heads[inside[0]]
+            seconds = case.longest_common_quiet(inside)
+            hows = {n: self._how_it_failed(case, n, key, call.seq) for n in past}
+            if seconds is None or None in hows.values():
+                continue
+            yield Finding(
+                kind=self.name,
+                summary=Dead.FAILED_PAST.of(
+                    past=past, where=call_on(comm, call), inside=inside, seconds=seconds
+                ),
+                comm=comm,
+                seq=call.seq,
+                diverging_ranks=tuple(past),
+                odd=case.run.by_rank[past[0]].last_call(),
+                peers=call,
+                confidence="likely",
+                role="cause",
+                evidence=(
+                    _posted_by_all(comm, call, past),
+                    Fact("; ".join(f"rank {n}: {how}" for n, how in hows.items()), past[0]),
+                ),
+                inferred=(Dead.NOT_COMPLETED.of(),),
+            )
+
+    def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> Ending | None:
+        rank = case.run.by_rank.get(number)
+        if rank is None or key not in rank.logs or rank.logs[key].calls != seq:
+            return None
+        return case.how_it_ended(rank) if rank.details.get("ended_with") else None
 
     def _silent(
         self,

@@ -139,9 +139,12 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     gone = [rank for rank in absent if rank not in hidden]
     if gone and set(finding.diverging_ranks) <= set(gone):
         return finding  # these ranks are known to be elsewhere, and all others wait for them
+    if finding.kind == "dead_rank" and len(waiting) > len(absent):
+        return finding
     call = case.waits.pending_calls[waiting[0]].call
     where, doing = call_on(comm, call), _hidden_text(case, hidden, positions)
     sides = {"waiting": waiting, "where": where, "absent": absent, "doing": doing}
+    short = _short_by_counts(case)
     evidence = (
         Wait.IN_IT.of(waiting=waiting, where=where, absent=absent),
         *(fact for fact in finding.facts[1:] if fact.subject is not None),
@@ -154,6 +157,14 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         evidence=evidence,
         inferred=(Doubt.UNRECORDED.of(hidden, wait),),
     )
+    if short and set(short) <= set(comm.ranks):
+        return replace(
+            common.naming(short),
+            kind="missing_call",
+            summary=Wait.LAUNCHED_FEWER.of(short=short, **sides),
+            odd=None,
+            evidence=(*evidence, *_ras_lines(case)),
+        )
     if len(waiting) < len(absent):
         return replace(
             common.naming(waiting),
@@ -287,6 +298,17 @@ def _from_counts(case: Case) -> Iterable[Finding]:
         evidence=(f"ras: {found.says}",),
         inferred=(str(Doubt.WHICH_CALL),),
     )
+
+
+def _short_by_counts(case: Case) -> tuple[int, ...]:
+    """Return the ranks that launched fewer calls than their peers; none where counts agree."""
+    found = _counts(case)
+    return found.ranks if found is not None and found.kind == "missing_call" else ()
+
+
+def _ras_lines(case: Case) -> tuple[str, ...]:
+    found = _counts(case)
+    return () if found is None else (f"ras: {found.says}",)
 
 
 def _counts(case: Case) -> Reading | None:

@@ -26,7 +26,8 @@ _CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
 
 def settle(case: Case, claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
     """Return the claimed findings without refined ones, and with echoes as consequences."""
-    return _without_survived(_without_held_up(case, _without_accounted(drop_refined(claims))))
+    found = _without_accounted(_without_echoes(drop_refined(claims)))
+    return _without_survived(_without_held_up(case, found))
 
 
 def as_consequence(finding: Finding) -> Finding:
@@ -104,13 +105,30 @@ def _ranks(finding: Finding) -> set[int]:
     return {*(finding.diverging_ranks or finding.candidate_ranks)}
 
 
+def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
+    """Return findings with each call that hangs due to mismatched parameters as consequence."""
+    unfit = {
+        (finding.comm.key, finding.seq)
+        for finding in found
+        if finding.role == "cause" and not is_hang(finding) and finding.comm is not None
+    }
+    return [
+        replace(finding, role="consequence")
+        if finding.kind == "stalled"
+        and finding.comm is not None
+        and (finding.comm.key, finding.seq) in unfit
+        else finding
+        for finding in found
+    ]
+
+
 def _without_accounted(found: Sequence[Finding]) -> list[Finding]:
     """Return findings on calls that a setting of the rendezvous accounts for as consequences."""
     accounted = {
         call for finding in found if finding.kind == "init_stalled" for call in finding.accounts_for
     }
     return [
-        as_consequence(finding)
+        replace(finding, role="consequence")
         if finding.comm is not None and (finding.comm.key, finding.seq) in accounted
         else finding
         for finding in found
@@ -118,32 +136,72 @@ def _without_accounted(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _without_held_up(case: Case, found: Sequence[Finding]) -> list[Finding]:
-    """Return findings on calls, or transfers, that a stuck one keeps ranks from as consequences."""
+    """Return findings on calls that a stuck transfer keeps ranks from as consequences.
+
+    Also those on the transfers of a rank that is late, as a finding on a collective says.
+    """
+    causes = [finding for finding in found if finding.role == "cause"]
     held_up = {
         rank
-        for finding in found
+        for finding in causes
         # Findings from stacks have no communicator, and know no second half.
-        if (finding.role, finding.kind) == ("cause", "stalled") and finding.comm is not None
-        if finding.peers is not None and finding.peers.op in P2P_OPS
+        if finding.kind == "stalled" and finding.comm is not None and _is_transfer(finding)
         for rank in finding.candidate_ranks
     }
-    missed = {
+    named = [
+        (_is_transfer(finding), set(finding.diverging_ranks))
+        for finding in causes
+        if finding.kind in ("not_joined", "dead_rank") and finding.comm is not None
+    ]
+    late = set().union(*(ranks for in_transfer, ranks in named if not in_transfer))
+    missed = _missed(case, held_up)
+    undecided = _missed(case, set().union(*(ranks for in_transfer, ranks in named if in_transfer)))
+    return [
+        replace(finding, role="consequence")
+        if finding.role == "cause"
+        and finding.comm is not None
+        and (
+            (
+                finding.kind in ("not_joined", "extra_call")
+                and (finding.comm.key, finding.seq)
+                in (missed if finding.diverging_ranks else missed | undecided)
+            )
+            or _lacks_a_half_of(finding, held_up)
+            or _is_late(finding, late)
+        )
+        else finding
+        for finding in found
+    ]
+
+
+def _missed(case: Case, ranks: set[int]) -> set[tuple[str, int | None]]:
+    """Return the pending calls that none but some ranks have not posted."""
+    return {
         (pending.comm.key, pending.call.seq)
         for pending in case.waits.all_pending
-        if pending.absent and held_up.issuperset(pending.absent)
+        if pending.absent and ranks.issuperset(pending.absent)
     }
-    revised = []
-    for finding in found:
-        is_missed = finding.comm is not None and (finding.comm.key, finding.seq) in missed
-        is_half = finding.peers is None and not finding.diverging_ranks
-        if (is_missed and finding.kind in ("not_joined", "extra_call")) or (
-            is_half
-            and finding.kind == "p2p_mismatch"
-            and held_up.intersection(finding.candidate_ranks)
-        ):
-            finding = as_consequence(finding)
-        revised.append(finding)
-    return revised
+
+
+def _lacks_a_half_of(finding: Finding, held_up: set[int]) -> bool:
+    """Return whether a transfer has no other half since one of the two ranks is held up."""
+    if finding.kind != "p2p_mismatch" or finding.peers is not None or finding.diverging_ranks:
+        return False
+    return bool(held_up.intersection(finding.candidate_ranks))
+
+
+def _is_late(finding: Finding, late: set[int]) -> bool:
+    """Return whether a transfer has no other half yet since its peer is late for all its calls."""
+    if not finding.hangs or finding.comm is None:
+        return False
+    if _is_transfer(finding):
+        return late.issuperset(finding.diverging_ranks or {-1})
+    peer = None if finding.odd is None or finding.odd.op not in P2P_OPS else finding.odd.peer
+    return peer is not None and finding.comm.ranks[peer] in late
+
+
+def _is_transfer(finding: Finding) -> bool:
+    return finding.peers is not None and finding.peers.op in P2P_OPS
 
 
 def _without_survived(found: Sequence[Finding]) -> list[Finding]:

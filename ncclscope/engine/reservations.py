@@ -200,6 +200,9 @@ def unless_idle(case: Case, finding: Finding) -> Finding:
     root = None if finding.comm is None else sender_of(call, finding.comm)
     if root is None:
         return finding
+    pair = finding.comm.ranks if finding.comm is not None else ()
+    if not ranks and len(pair) == 2 and root in {*pair} - case.waits.pending_calls.keys():
+        ranks = (root,)  # no majority singles it out, but its peer waits for it
     if ranks != (root,):
         return finding
     rank = case.run.by_rank.get(root)

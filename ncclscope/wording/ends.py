@@ -42,13 +42,10 @@ class Ends(Phrase):
     HAS_ENDED = "rank {}: the process has ended"
     WITH = "rank {} ended with {:.120}"
     RAISED = "rank {} raised {:.240}"
-    FAILED_IN = (
-        "{failing:^} failed {place} {where} ({how}), in which {others} {others:wait}{later}."
-    )
+    FAILED_IN = "{failing:^} failed in {where} ({how}), in which {others} {others:wait}{later}."
     OR_LATER = ", or in a later one"
     ALL_POSTED = "{} posted {}; it is not known to have completed anywhere"
     FROM_LINE = "the exception comes from the line that made the call"
-    NOT_COMPLETED = "its peers wait for it: they have not completed the call that it has"
     GIVEN_UP = (
         "Rank {rank} never joined {where}; {waiting} gave it up. All of them went on, and exited "
         "normally."
@@ -118,6 +115,10 @@ class Dead(Phrase):
         "as many ranks wait as have exited: {} may have posted an extra call, or {} exited too "
         "early"
     )
+    FAILED_PAST = (
+        "{past:^} completed {where}, and failed; {inside} {inside:wait} in it for {seconds:.0f} s."
+    )
+    NOT_COMPLETED = "its peers wait for it: they have not completed the call that it has"
     SILENT = "{who:^} is {state} ({how}), in {where}, which all have posted and {done}."
     MAY_BE_STOPPED = "dead, gone or stopped"
     MAY_BE_STUCK = "stopped or stuck"

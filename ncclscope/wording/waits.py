@@ -77,6 +77,10 @@ class Wait(Phrase):
         "{who:^} posted {call} on {comm}, its peers on {other}; {waiting} {waiting:wait} for it."
     )
     VICTIMS = "{victims:^} {victims:wait} for others, and would go on if {ranks} came."
+    LAUNCHED_FEWER = (
+        "{short:^} launched fewer calls than {short:their} peers, as NCCL counts them: {waiting} "
+        "{waiting:wait} in {where}; {doing}."
+    )
     LEFT_SEQUENCE = (
         "{who:^} {waiting:wait} {alone}in {where}, which {absent} have not posted: {doing}. "
         "{waiting:They} left the common sequence before {waiting:their} peers, or posted an extra "

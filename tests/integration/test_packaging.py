@@ -236,7 +236,7 @@ def test_a_fresh_environment_can_do_all_but_other_demos(fresh: Path, tmp_path: P
 
     assert run(fresh, "--version").stdout == f"ncclscope {VERSION}\n"
     output = run(fresh, "doctor").stdout
-    assert "19 load" in output
+    assert "21 load" in output
     assert "!! " not in output.partition("INSTALLATION")[2]
     assert "left no record" in run(fresh, "diagnose", trace).stdout
     run(fresh, "report", trace, "-o", tmp_path / "page.html")

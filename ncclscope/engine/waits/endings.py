@@ -230,9 +230,7 @@ def noted_error(rank: Rank) -> str:
 
 
 def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
-    """Yield ranks that failed in a call that all members have posted, or after they completed it.
-
-    It may have met another call of its peers, which still wait.
+    """Yield ranks that failed in a call that all members have posted.
 
     Args:
         case: The case.
@@ -241,8 +239,7 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
     ranks = case.run.by_rank
     inside: dict[tuple[str, int], list[int]] = {}
     for rank in filter(failed, case.run.ranks):
-        call = rank.last_call()
-        if call is not None and (call.state is State.COMPLETED or ended_by(call, rank)):
+        if (call := rank.last_call()) is not None and ended_by(call, rank):
             inside.setdefault((call.comm, call.seq), []).append(rank.rank)
     for (key, seq), failing in inside.items():
         comm, theirs = case.run.communicators[key], ranks[failing[0]].last_call()
@@ -252,18 +249,14 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
         if not all(is_last(ranks.get(number), theirs) for number in others):
             continue
         past = [n for n in others if (last := ranks[n].last_call()) and last.seq > seq]
-        is_over = theirs.state is State.COMPLETED
-        if past and (is_over or (comm.backend == "gloo" and len(past) == len(others))):
+        if comm.backend == "gloo" and len(past) == len(others):
             continue  # no rank waits in that call: they wait in the one that these ranks lack
-        if is_over and case.longest_common_quiet(others) is None:
-            continue  # they are about to complete it
         ended = [ranks[number] for number in failing]
         how = "; ".join(dict.fromkeys(str(rank.details["ended_with"]) for rank in ended))
         yield Finding(
             kind="dead_rank",
             summary=Ends.FAILED_IN.of(
                 failing=failing,
-                place="after" if is_over else "in",
                 where=call_on(comm, theirs),
                 how=printable(shorten(how, _LONGEST, placeholder=" ...")),
                 others=others,
@@ -280,13 +273,11 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             evidence=(
                 Fact.of_call(Ends.ALL_POSTED.of(comm.ranks, call_on(comm, theirs)), comm.ranks),
                 *(
-                    Fact.of_end(one.rank, Ending(End.WITH, str(one.details["ended_with"])))
-                    if is_over
-                    else Fact.of_rank(one.rank, Ends.RAISED.of(one.rank, noted_error(one)))
+                    Fact.of_rank(one.rank, Ends.RAISED.of(one.rank, noted_error(one)))
                     for one in ended
                 ),
             ),
-            inferred=(str(Ends.NOT_COMPLETED if is_over else Ends.FROM_LINE),),
+            inferred=(str(Ends.FROM_LINE),),
         )
 
 

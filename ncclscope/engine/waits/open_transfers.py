@@ -176,7 +176,7 @@ def open_transfers(case: Case) -> list[OpenTransfer]:
         proofs = [proof_of(case, rank, case.run.by_rank[peer], call, ahead) for peer in peers]
         known = [proof for proof in proofs if proof is not None]
         if counts is not None and len(known) == len(peers):
-            led = [peer for peer in peers if is_led_elsewhere(case, number, peer, ahead)]
+            led = [peer for peer in peers if is_led_elsewhere(case, number, peer, call, ahead)]
             is_led = bool(led) and may_come(case, {*peers} - {*led})
             proven = (counts, *dict.fromkeys(known))
             found.append(OpenTransfer(comm, number, peers, call, proven, is_led))

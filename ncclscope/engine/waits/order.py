@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclscope.model import Call, Rank, Run
-from ncclscope.model.threads import is_one_thread
+from ncclscope.model.log import CallLog, made_before
+from ncclscope.model.threads import is_one_thread, threads_of
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class Order:
         self._run = run
         # Sorting compares differences pairwise, and asks for the same positions each time.
         self._positions: dict[tuple[int, str, int], tuple[int, int] | None] = {}
+        self._threads: dict[tuple[int, str], frozenset[int]] = {}
+        self._made: dict[tuple[int, str, int], int] = {}
 
     def compare(self, one: Moment, other: Moment) -> int:
         """Return a negative number where ``one`` came first, a positive one for ``other``."""
         if (one.key, one.seq) == (other.key, other.seq):
             return one.rank - other.rank
-        votes = self._votes(one, other)
+        votes = self._votes(one, other) or self._progress(one, other)
         if votes:
             return votes
         times = self._times(one, other)
@@ -73,6 +76,36 @@ class Order:
                 votes += (first > second) - (first < second)
         return votes
 
+    def _progress(self, one: Moment, other: Moment) -> int:
+        """Return on how many more communicators ``other`` had made fewer calls than ``one``."""
+        by_rank = self._run.by_rank
+        if self._run.window or one.call is None or other.call is None:
+            return 0
+        if one.rank not in by_rank or other.rank not in by_rank:
+            return 0
+        votes = 0
+        for key, log in by_rank[one.rank].logs.items():
+            theirs = by_rank[other.rank].logs.get(key)
+            if theirs is None or not self._shows_progress(one, log, other, theirs):
+                continue
+            made = self._made_before(one.rank, log, one.call.position)
+            made -= self._made_before(other.rank, theirs, other.call.position)
+            votes += (made > 0) - (made < 0)
+        return votes
+
+    def _shows_progress(self, one: Moment, log: CallLog, other: Moment, theirs: CallLog) -> bool:
+        """Return whether one thread of each rank posted its call and all on a communicator."""
+        for moment, own in ((one, log), (other, theirs)):
+            if moment.call is None or not moment.call.thread:
+                continue
+            known = (moment.rank, own.communicator.key)
+            if known not in self._threads:
+                self._threads[known] = threads_of(own)
+            thread = moment.call.thread
+            if not all(is_one_thread(thread, other) for other in self._threads[known]):
+                return False
+        return True
+
     def _position(self, rank: Rank, moment: Moment) -> tuple[int, int] | None:
         """Return position and thread of a rank's call; None where it is missing or overwritten."""
         known = (rank.rank, moment.key, moment.seq)
@@ -84,6 +117,12 @@ class Order:
                 (log.positions(*one)[0], log.threads(*one)[0]) if log is not None and kept else None
             )
         return self._positions[known]
+
+    def _made_before(self, rank: int, log: CallLog, position: int) -> int:
+        known = (rank, log.communicator.key, position)
+        if known not in self._made:
+            self._made[known] = made_before(log, position)
+        return self._made[known]
 
     def _times(self, one: Moment, other: Moment) -> tuple[int, int] | None:
         """Return both timestamps in ns where they are by one clock, else None."""

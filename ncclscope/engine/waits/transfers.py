@@ -16,9 +16,11 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.damaged import has_damaged_transfers
+from ncclscope.engine.waits.completion import first_pending
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, failed, timed_out
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.threads import precedes
 from ncclscope.wording.ends import End
 from ncclscope.wording.p2p import Stuck
 
@@ -182,7 +184,7 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
             continue
         proof = proof_of(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
-            led = is_led_elsewhere(case, rank, peer, awaited)
+            led = is_led_elsewhere(case, rank, peer, call, awaited)
             stuck.append(StuckTransfer(pair, rank, peer, call, number, proof, led))
     waiting = {transfer.rank for transfer in stuck}
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
@@ -285,13 +287,16 @@ def _awaited(
     awaited = {rank: pending.awaited for rank, pending in case.waits.pending_calls.items()}
     for rank, (_, peer, call, _) in first.items():
         pending = case.waits.pending_calls.get(rank)
-        if pending is None or call.position < pending.call.position:
+        if pending is None or (
+            call.position < pending.call.position
+            and not _is_past(case, case.run.by_rank[rank], call)
+        ):
             awaited[rank] = (peer,)
     return awaited
 
 
 def is_led_elsewhere(
-    case: Case, rank: int, peer: int, awaited: Mapping[int, tuple[int, ...]]
+    case: Case, rank: int, peer: int, call: Call, awaited: Mapping[int, tuple[int, ...]]
 ) -> bool:
     """Return whether the peer of a transfer waits in a collective, and not for the rank in it.
 
@@ -301,10 +306,26 @@ def is_led_elsewhere(
         case: The job.
         rank: The end whose call is pending.
         peer: The other end.
+        call: That call.
         awaited: By rank, the peers for which each rank waits.
     """
-    known = case.run.by_rank
-    return peer in case.waits.pending_calls and not _leads(awaited, known[peer], known[rank])
+    if peer not in case.waits.pending_calls:
+        return False
+    ends = case.run.by_rank[peer], case.run.by_rank[rank]
+    return _is_past(case, ends[1], call) or not _leads(awaited, *ends)
+
+
+def _is_past(case: Case, rank: Rank, call: Call) -> bool:
+    """Return whether a rank completed collectives after a transfer, and is in a later one."""
+    head = case.waits.heads.get(rank.rank)
+    if head is None or head.position < call.position:
+        return False
+    for log in rank.logs.values():
+        pending, known = first_pending(log)
+        done = log.calls if pending is None else pending.seq - 1
+        if known and done >= log.first and precedes(call, log.call(done)):
+            return True
+    return False
 
 
 def proof_of(

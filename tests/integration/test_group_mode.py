@@ -105,12 +105,14 @@ def warnings_of(tmp_path: Path, function: str) -> list[str]:
     assert {call.op for rank in run.ranks for call in calls(rank)} <= {"barrier"}
     texts = [file.read_text() for file in sorted(tmp_path.glob("warnings-*.txt"))]
     assert len(texts) == SIZE
-    return [line for text in texts for line in text.splitlines() if "off: " in line]
+    return [line for text in texts for line in text.splitlines() if WHAT in line]
 
 
 @pytest.mark.parametrize("function", ["same", "stateless"])
 def test_members_with_the_same_mode_switch_it_on(tmp_path: Path, function: str) -> None:
-    assert warnings_of(tmp_path, function) == []
+    (line,) = warnings_of(tmp_path, function)
+
+    assert line == f"ncclscope: {WHAT}=fixed is in effect: ranks 0-2 have agreed on it"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_members_with_the_same_mode_switch_it_on(tmp_path: Path, function: str) 
 def test_members_that_differ_all_leave_it_off_and_one_says_why(
     tmp_path: Path, function: str, who: str
 ) -> None:
-    (line,) = warnings_of(tmp_path, function)
+    (line,) = (line for line in warnings_of(tmp_path, function) if "off: " in line)
 
     text = who.format(ncclscope.__version__)
     assert line == f"ncclscope: off: {WHAT} must be the same on all ranks; {text}"

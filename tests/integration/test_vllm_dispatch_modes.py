@@ -73,7 +73,10 @@ def test_a_switch_that_one_server_lacks_is_off_on_all(tmp_path: Path) -> None:
 
 
 def test_sentinels_serve_in_real_workers(tmp_path: Path) -> None:
-    assert serve(servers(tmp_path, ["sentinel", "sentinel"])) == []
+    lines = serve(servers(tmp_path, ["sentinel", "sentinel"]))
+    assert {line.partition("ncclscope: ")[2] for line in lines} == {
+        f"{SWITCH}=sentinel is in effect: ranks 0 1 have agreed on it"
+    }
 
     sizes = {
         call.sizes

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.02
 def agreed(group: Any, what: str, mode: str, *, otherwise: str, wait: float = WAIT_SECONDS) -> bool:
     """Return whether all members of a group have the same mode; the same answer on all of them.
 
-    One member prints a line if they have not.
+    One member prints a line with the answer.
 
     Args:
         group: A ``ProcessGroup`` of torch, or an object with ``store``, ``rank`` and
@@ -52,9 +52,12 @@ def agreed(group: Any, what: str, mode: str, *, otherwise: str, wait: float = WA
     proposal = _AGREED if same else _difference(what, reported, members, wait)
     # Several members may propose at once, and differently: one of them may have come too late.
     decision: str = store.compare_set(f"{prefix}/decision", "", proposal).decode()
-    if decision != _AGREED and store.add(f"{prefix}/printed", 1) == 1:
-        print(f"ncclscope: {otherwise}: {decision}", file=sys.stderr, flush=True)
-    return decision == _AGREED
+    is_agreed = decision == _AGREED
+    if store.add(f"{prefix}/printed", 1) == 1:
+        said = f"{what}={mode} is in effect: {ranks_text(members)} have agreed on it"
+        line = said if is_agreed else f"{otherwise}: {decision}"
+        print(f"ncclscope: {line}", file=sys.stderr, flush=True)
+    return is_agreed
 
 
 def _place(group: Any) -> tuple[Any, int, Sequence[int]]:

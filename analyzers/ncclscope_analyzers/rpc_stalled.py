@@ -1,4 +1,4 @@
-"""A call of an engine on its workers that is not answered."""
+"""A service that stands still: workers that do not answer, engines that wait or are gone."""
 
 from __future__ import annotations
 

@@ -61,17 +61,22 @@ def _waits(engine: Rank, key: str) -> bool:
 
 
 def engines_gone(run: Run) -> list[Rank]:
-    """Return the engines that recorded no end and are missed: by a worker, or by their server.
+    """Return the engines that recorded no end, and that a worker of theirs has outlived.
 
-    Who kills a whole service leaves neither.
+    It still runs, or it ended in order and their server found them dead. Who kills a whole service
+    leaves neither.
     """
     errors = [one.activities[RAISED].detail or "" for one in run.others if RAISED in one.activities]
     is_seen = any(error.startswith(_SEEN_DEAD) for error in errors)
-    return [
-        one
-        for one in run.others
-        if (name := one.labels.get("engine")) is not None
-        and one.alive is False
-        and not (one.exited or one.details.get("ended_with"))
-        and (is_seen or any(rank.alive for rank in run.ranks if rank.labels.get("engine") == name))
-    ]
+    found = []
+    for one in run.others:
+        workers = [rank for rank in run.ranks if rank.labels.get("engine") == _label(one)]
+        is_gone = one.alive is False and not (one.exited or one.details.get("ended_with"))
+        if is_gone and any(rank.alive or (is_seen and rank.exited) for rank in workers):
+            found.append(one)
+    return found
+
+
+def _label(engine: Rank) -> str:
+    """Return the label of an engine; that of no worker for another process."""
+    return engine.labels.get("engine", "?")

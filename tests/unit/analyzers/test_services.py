@@ -198,12 +198,16 @@ def test_an_engine_that_its_workers_outlive_is_dead(
     assert _verdict(replace(run, ranks=ranks)) == expected
 
 
-def test_an_engine_that_its_server_found_dead(cluster_of: ClusterOf) -> None:
+@pytest.mark.parametrize(("exited", "status"), [(True, "hung"), (False, "ok")])
+def test_an_engine_that_its_server_found_dead(
+    cluster_of: ClusterOf, exited: bool, status: str
+) -> None:
+    """Where its workers were killed as well, somebody ended the whole service."""
     run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE, alive=False)
     (core,) = run.others
     error = {"raised": (99.0, 99.0, "EngineDeadError at core_client.py:1235 get_output_async", 0)}
     server = replace(_with(core, error), pid=3000, labels={}, exited=True, alive=False)
-    ranks = tuple(replace(rank, alive=False, exited=True) for rank in run.ranks)
+    ranks = tuple(replace(rank, alive=False, exited=exited) for rank in run.ranks)
 
     found = _verdict(replace(run, ranks=ranks, others=(core, server)))
-    assert found == ("hung", "dead_rank", (), ())
+    assert found == (status, "dead_rank" if exited else None, (), ())

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.services.requests import unscheduled
+from ncclscope.engine.transfers.engines import Engines
 from ncclscope.model import Finding
 from ncclscope.wording.names import plural
 from ncclscope.wording.notes import Requests
@@ -17,7 +18,13 @@ class NotScheduled:
     name = "not_scheduled"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yield a finding for each engine that schedules nothing; it names no rank."""
+        """Yield a finding for each engine that schedules nothing; it names no rank.
+
+        None while transfers of KV blocks are open: the requests may wait for those.
+        """
+        received = (one.receive for one in Engines(case.run).joined)
+        if any(end is not None and not end.ended for end in received):
+            return
         for one in unscheduled(case.run):
             if one.seconds >= case.live_stall_seconds:
                 engine = one.engine

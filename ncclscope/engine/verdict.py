@@ -57,6 +57,8 @@ _STATUSES = ("unknown", "incomplete", "ok")
 """Statuses without a cause, the one that outranks the others first."""
 _CAUSE = "kind", "summary", "diverging_ranks", "candidate_ranks", "comm", "seq", "confidence"
 """Keys of each of several causes."""
+_OF_SERVICES = "not_scheduled", "rpc_stalled"
+"""Kinds of findings on engines that wait outside of any collective."""
 _SHOWN = 3
 """Causes whose summaries are in the headline."""
 EXIT_STATUSES = {"ok": 0, "incomplete": 0, "diverged": 1, "hung": 1, "unknown": 3}
@@ -304,7 +306,9 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
         own: The verdict on the job in which transfers are missing, which includes the transfers.
         others: The verdicts on the linked jobs.
     """
-    troubled = [other for other in others if other.cause is not None]
+    # What a transfer waits for says more than that its engine waits for the same.
+    known = _OF_SERVICES if own.cause is not None and own.cause.transfer is not None else ()
+    troubled = [one for one in others if one.cause is not None and one.cause.kind not in known]
     for other in troubled:
         inside = other.run.started_by is not None
         if other.run.beside and own.cause is None:

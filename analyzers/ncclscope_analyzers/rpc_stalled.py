@@ -1,4 +1,4 @@
-"""A service that stands still: workers that do not answer, engines that wait or are gone."""
+"""A service that hangs: workers that do not answer, engines that wait or are gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclscope.engine.waits.noted import doing, lasting
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import INPUT, RAISED
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import plural, rank_text, who_text
+from ncclscope.wording.names import plural, process_text, rank_text, who_text
 from ncclscope.wording.notes import Came, Rpc, method_text
 
 _SHOWN = 4
@@ -183,10 +183,7 @@ def _stopped(case: Case) -> Iterable[Finding]:
 
 
 def _name(case: Case, process: Rank) -> str:
-    if process.rank >= 0:
-        return rank_text(case.run, process.rank)
-    name = process.labels.get("engine")
-    return Rpc.PROCESS.of(process.pid) if name is None else _engine(name, process.pid)
+    return process_text(process) if process.rank < 0 else rank_text(case.run, process.rank)
 
 
 def _engine(name: str, pid: int) -> str:

@@ -18,7 +18,7 @@ from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.text import status_text
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Failure
-from ncclscope.wording.names import by_words, ranks_text, sentence
+from ncclscope.wording.names import by_words, process_text, ranks_text, sentence
 
 _SHOWN = 3
 _SHORTLY_NS = 10_000_000_000
@@ -132,15 +132,9 @@ def _raised_before(case: Case, rank: Rank, engine: Rank) -> bool:
 def _names(processes: Sequence[Rank]) -> str:
     """Return ranks by their numbers, and engines by their labels, to begin a sentence."""
     engines = [process for process in processes if process.rank < 0]
-    names = [_name(one) for one in engines]
+    names = [*map(process_text, engines)]
     ranks = [process.rank for process in processes if process.rank >= 0]
     return sentence(" and ".join([*([ranks_text(ranks)] if ranks else []), *names]))
-
-
-def _name(process: Rank) -> str:
-    """Return the name of a process that is no rank."""
-    name = process.labels.get("engine")
-    return f"process {process.pid}" if name is None else f"engine {name} (pid {process.pid})"
 
 
 def _error(rank: Rank) -> str:

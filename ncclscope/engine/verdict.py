@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ncclscope.engine import services
 from ncclscope.engine.accounting import account
 from ncclscope.engine.agreement import (
     ENDED_NOTICE_SECONDS,
@@ -57,8 +58,6 @@ _STATUSES = ("unknown", "incomplete", "ok")
 """Statuses without a cause, the one that outranks the others first."""
 _CAUSE = "kind", "summary", "diverging_ranks", "candidate_ranks", "comm", "seq", "confidence"
 """Keys of each of several causes."""
-_OF_SERVICES = "not_scheduled", "rpc_stalled"
-"""Kinds of findings on engines that wait outside of any collective."""
 _SHOWN = 3
 """Causes whose summaries are in the headline."""
 EXIT_STATUSES = {"ok": 0, "incomplete": 0, "diverged": 1, "hung": 1, "unknown": 3}
@@ -307,7 +306,7 @@ def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
         others: The verdicts on the linked jobs.
     """
     # What a transfer waits for says more than that its engine waits for the same.
-    known = _OF_SERVICES if own.cause is not None and own.cause.transfer is not None else ()
+    known = services.KINDS if own.cause is not None and own.cause.transfer is not None else ()
     troubled = [one for one in others if one.cause is not None and one.cause.kind not in known]
     for other in troubled:
         inside = other.run.started_by is not None

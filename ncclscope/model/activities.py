@@ -26,6 +26,8 @@ started have used as many microseconds as the number. It lasts as long as there 
 WORKER_DIED = "worker_died"
 """In an engine: a worker that ended unexpectedly; the detail is its name and its exit status, as
 vLLM logs them, and the number is its place among the engine's workers, from 1."""
+WORK = "work"
+"""Detail of a ``dequeue`` that waits for as long as it takes: a worker's, for what comes next."""
 INPUT = "input"
 """In an engine: it waits for requests, or takes them in."""
 UNSCHEDULED = "unscheduled"

@@ -199,3 +199,9 @@ def site_text(call: Call) -> str:
     """
     text = f" at {place_text(call)}" if call.site else ""
     return text if call.replay is None else f"{text} ({replay_text(call)})"
+
+
+def process_text(process: Rank) -> str:
+    """Return the name of a process that is no rank: ``engine 0 (pid 7)``, or ``process 7``."""
+    name = process.labels.get("engine")
+    return f"process {process.pid}" if name is None else f"engine {name} (pid {process.pid})"

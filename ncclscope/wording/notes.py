@@ -84,7 +84,6 @@ class Rpc(Phrase):
     MADE = "{} has posted {} calls on {}"
     ENGINE = "engine {} (pid {})"
     THE_ENGINE = "the engine (pid {})"
-    PROCESS = "process {}"
     CONT = "kill -CONT {} resumes it"
     IS_STOPPED = "stopped by a signal (state T)"
     UNSEEN = "at a place that is not recorded"

@@ -1,4 +1,4 @@
-"""A real vLLM server on the CPU that stands still outside of collectives: `make test-vllm`."""
+"""A real vLLM server on the CPU that hangs outside of collectives: `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _said(document: dict[str, Any]) -> tuple[str, list[int], str]:
     return verdict["kind"], verdict["diverging_ranks"], verdict["confidence"]
 
 
-def test_a_service_that_stands_still_is_never_ok(traced: TracedServer) -> None:
+def test_a_service_that_hangs_is_never_ok(traced: TracedServer) -> None:
     server = traced.server
     assert traced.diagnose()[1]["status"] == "ok"
 
@@ -84,6 +84,14 @@ def test_a_service_that_stands_still_is_never_ok(traced: TracedServer) -> None:
     traced.switch.unlink()
     request.join(DEADLINE)
     assert _until(traced, lambda one: one["status"] == "ok")["verdict"] is None
+
+    # Who gives up leaves an idle engine.
+    traced.plant("no_blocks")
+    with pytest.raises(TimeoutError):
+        server.complete(PROMPT, 6, timeout=8)
+    rest = _until(traced, lambda one: one["status"] == "ok")
+    assert "not_scheduled" not in {one["kind"] for one in rest["findings"]}
+    traced.switch.unlink()
 
     # A pause is meant, and says so.
     _post(traced, "/pause?mode=wait")

@@ -17,6 +17,7 @@ from ncclscope.tracing import session
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.vllm.queues import VllmQueues
+from ncclscope_patches.vllm.service import VllmRequests
 from ncclscope_patches.vllm.steps import VllmSteps
 
 
@@ -166,3 +167,39 @@ def test_vllms_queues_and_steps(patch: Patch) -> None:
         *(("execute_model", 0), (None, 0), ("work", 0)),
         *(("execute_model", 1), ("execute_dummy_batch", 2), ("sample_tokens", 2)),
     ]
+
+
+def test_only_an_answer_moves_the_time_of_open_requests(patch: Patch) -> None:
+    """Clients that give up and come again are no progress."""
+
+    def change(self: Any, count: int, more: int = 0) -> None:
+        self.request_states = dict.fromkeys(range(more or count))
+
+    module: Any = ModuleType("stand_in")
+    names = ("add_request", "process_outputs", "abort_requests")
+    module.OutputProcessor = type("OutputProcessor", (), dict.fromkeys(names, change))
+    probe = VllmRequests()
+    probe.active = True
+    probe.install(module)
+    processor, notes = module.OutputProcessor(), []
+
+    processor.add_request(1)
+    notes.append(newest("requests"))
+    processor.add_request(2)
+    notes.append(newest("requests"))
+    processor.abort_requests(1)
+    notes.append(newest("requests"))
+    processor.process_outputs([], 1)  # statistics alone
+    notes.append(newest("requests"))
+    processor.process_outputs([object()], 1)
+    notes.append(newest("requests"))
+    processor.abort_requests(0)
+    last = newest("requests")
+
+    assert last is not None
+    assert last.until_ns is not None
+    known = [one for one in notes if one is not None]
+    assert [one.number for one in known] == [1, 2, 1, 1, 1]
+    since = [one.since_ns for one in known]
+    assert since[:4] == [since[0]] * 4
+    assert since[4] > since[0]

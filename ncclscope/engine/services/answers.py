@@ -15,10 +15,8 @@ from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import read_engines, read_motions
 from ncclscope.engine.waits.noted import lasting
 from ncclscope.model import Activity, Rank
+from ncclscope.model.activities import WORK
 from ncclscope.wording.notes import Came
-
-WORK = "work"
-"""Detail of a ``dequeue`` for the next message, whatever that is."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ncclscope.engine.records import Records
-from ncclscope.engine.waits.noted import lasting
+from ncclscope.engine.waits.noted import lasting, seconds_of
 from ncclscope.model import Rank, Run
-from ncclscope.model.activities import PAUSED, REQUESTS, UNSCHEDULED
+from ncclscope.model.activities import INPUT, PAUSED, REQUESTS, UNSCHEDULED
+
+_REST_SECONDS = 2.0
+"""An engine that takes requests in between two steps does so for some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +32,27 @@ class Unscheduled:
 
 
 def unscheduled(run: Run) -> Iterator[Unscheduled]:
-    """Yield the engines that have scheduled nothing, for however long; paused ones are none."""
+    """Yield the engines that have scheduled nothing, for however long.
+
+    One that is paused is none, nor one that waits for requests: it has none that it could schedule.
+    """
     for engine in (*run.others, *run.ranks):
         noted = lasting(engine, UNSCHEDULED)
-        if noted is not None and lasting(engine, PAUSED) is None:
+        rests = (seconds_of(engine, INPUT) or 0.0) >= _REST_SECONDS
+        if noted is not None and not rests and lasting(engine, PAUSED) is None:
             activity = noted.activity
             yield Unscheduled(engine, noted.seconds, activity.number, activity.detail or "")
 
 
-def paused(run: Run) -> Iterator[tuple[Rank, float]]:
-    """Yield the engines whose schedulers are paused, and for how many seconds."""
-    for engine in (*run.others, *run.ranks):
-        noted = lasting(engine, PAUSED)
-        if noted is not None:
-            yield engine, noted.seconds
+def paused(run: Run) -> list[tuple[Rank, float]]:
+    """Return the engines, and for how many seconds their schedulers are paused.
+
+    Empty where one of them is not: the requests may wait in that one.
+    """
+    processes = (*run.others, *run.ranks)
+    found = [(one, noted.seconds) for one in processes if (noted := lasting(one, PAUSED))]
+    engines = [one for one in run.others if "engine" in one.labels]
+    return found if all(any(one is each for each, _ in found) for one in engines) else []
 
 
 def open_requests(records: Records) -> tuple[int, float]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from ncclscope.engine import services
 from ncclscope.engine.records import Records
 from ncclscope.engine.sequences.habit import in_step
 from ncclscope.engine.sequences.step_rhythm import step_of
 from ncclscope.engine.waits.noted import raised
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
-from ncclscope.model.activities import WORKER_DIED
+from ncclscope.model.activities import WORK, WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
@@ -61,7 +62,7 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
         for text, members in shown
     )
     yield from _step_of_divergence(run, cause, singled)
-    for name, engine in engines.items() if cause.comm is not None else ():
+    for name, engine in engines.items() if cause.kind not in services.KINDS else ():
         yield from _waiting(run, name, engine)
 
 
@@ -130,7 +131,7 @@ def _doing(rank: Rank, engine: Rank | None) -> str:
 def is_idle(rank: Rank) -> bool:
     """Return whether a worker waits, outside of any step, for a request from its engine."""
     waits = _lasting(rank, "dequeue")
-    return waits is not None and waits.detail == "work" and _lasting(rank, "step") is None
+    return waits is not None and waits.detail == WORK and _lasting(rank, "step") is None
 
 
 def _unseen(rank: Rank, sent: Activity) -> bool:

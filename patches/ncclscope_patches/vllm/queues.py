@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ncclscope.model.activities import WORK
 from ncclscope.tracing import session
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Note
-
-WORK = "work"
-"""Detail of a ``dequeue`` that waits for as long as it takes: a worker's, for what comes next."""
 
 _LONGEST = 64
 """Longest name of a method in characters; longer ones are generated."""

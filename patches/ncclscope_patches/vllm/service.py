@@ -102,25 +102,25 @@ class VllmRequests(Note):
 
     def install(self, module: Any) -> None:
         processor = module.OutputProcessor
-        self.replace(processor, "add_request", after=self._added)
+        self.replace(processor, "add_request", after=self._counted)
         self.replace(processor, "process_outputs", after=self._answered)
-        self.replace(processor, "abort_requests", after=self._changed)
-
-    def _added(self, token: Any, _result: Any) -> None:
-        if self._phase is None:
-            self._changed(token, None)
+        self.replace(processor, "abort_requests", after=self._counted)
 
     def _answered(self, token: Any, _result: Any) -> None:
         args, kwargs = token
         if args[1] if len(args) > 1 else kwargs.get("engine_core_outputs"):
-            self._changed(token, None)
+            self._note(token[0][0], 0)
 
-    def _changed(self, token: Any, _result: Any) -> None:
-        waiting = len(token[0][0].request_states)
+    def _counted(self, token: Any, _result: Any) -> None:
+        """Note a number that an answer has not changed: clients come and give up in a hang, too."""
+        self._note(token[0][0], 0 if self._phase is None else self._phase[1].since)
+
+    def _note(self, processor: Any, since: int) -> None:
+        waiting = len(processor.request_states)
         if waiting:
             if self._notes.slot() is None and session.current() is not None:
                 session.describe(role=FRONTEND)
-            self._phase = self._notes.begin("", "", waiting)
+            self._phase = self._notes.begin("", "", waiting, since)
         elif self._phase is not None:
             leave(self._phase)
             self._phase = None

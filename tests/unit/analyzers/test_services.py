@@ -1,4 +1,4 @@
-"""Services that stand still outside of collectives: answers that lack, requests that wait."""
+"""Services that hang outside of collectives: answers that do not come, requests that wait."""
 
 from __future__ import annotations
 
@@ -129,6 +129,22 @@ def test_requests_that_nobody_schedules_are_a_hang_without_a_rank(cluster_of: Cl
     assert _verdict(run) == ("hung", "not_scheduled", (), ())
     assert found.cause is not None
     assert any("0 of 64 KV blocks free" in line for line in found.cause.evidence)
+
+
+def test_an_engine_that_waits_for_requests_has_none_to_schedule(cluster_of: ClusterOf) -> None:
+    """Those that waited were given up, and no step came after that."""
+    run = _service(cluster_of, {**STARVED, "input": (70.0, None, None, 0)}, IDLE, IDLE)
+
+    assert _verdict(run) == ("ok", None, (), ())
+
+
+def test_a_pause_of_one_engine_does_not_explain_requests_of_another(cluster_of: ClusterOf) -> None:
+    run = _service(cluster_of, {"paused": (70.0, None, None, 2)}, IDLE, IDLE)
+    (core,) = run.others
+    other = replace(_with(core, {"input": (60.0, None, None, 0)}), pid=2001, labels={"engine": "1"})
+    server = replace(_with(core, {"requests": (60.0, None, None, 2)}), pid=3000, labels={})
+
+    assert diagnose(replace(run, others=(core, other, server))).status == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from ncclscope import settings
 from ncclscope.commands.explainer import Explainer
 from ncclscope.commands.launchers import launcher_name
 from ncclscope.commands.new_rings import NewRings
@@ -106,6 +107,8 @@ class RunCommand:
             say(line)
         if os.environ.get("NCCLSCOPE") == "0":
             say("NCCLSCOPE=0 is set: nothing will be traced")
+        for line in settings.hints_once():
+            say(line)
         explainer = None if arguments.no_explain else Explainer(directory, options, rings.places)
         environment = _environment(directory, rings.reports.name)
         try:

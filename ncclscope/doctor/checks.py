@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ncclscope import settings
 from ncclscope.attach import environment, native
 from ncclscope.attach.flight_pipe import PIPE_VARIABLE
 from ncclscope.attach.gpu import open_nvml
@@ -23,6 +24,7 @@ __all__ = ["Check", "check_all", "is_useful"]
 
 _SHM = Path("/dev/shm")
 _MOST_RINGS = 4096
+_SWITCHES = ("NCCLSCOPE_VLLM_DISPATCH", "NCCLSCOPE_VLLM_ROUTED_EXPERTS", "NCCLSCOPE_VLLM_CPU_MOE")
 
 
 def check_all() -> list[Check]:
@@ -43,6 +45,7 @@ def _tracing() -> Iterable[Check]:
     section = "tracing"
     named = os.environ.get("NCCLSCOPE_DIR") or os.environ.get("NCCL_SCOPE_DIR")
     yield Check(section, "switch", *_switch(named))
+    yield Check(section, "variables", *_variables())
     yield from check_places(section, named)
     places = [Path(named)] if named else [path for path in (_SHM,) if path.is_dir()]
     yield Check(section, "recorded", *_found_rings(places))
@@ -59,6 +62,17 @@ def _switch(named: str | None) -> Outcome:
         "NCCLSCOPE_DIR is not set: new processes are not traced",
         "ncclscope run -- COMMAND, or export NCCLSCOPE_DIR=/dev/shm/DIR",
     )
+
+
+def _variables() -> Outcome:
+    """Check the names of all variables, and say which of them change what vLLM posts or returns."""
+    if hints := settings.hints():
+        said, _, guess = hints[0].partition("; ")
+        return "warn", said, guess
+    switches = [f"{name}={given}" for name in _SWITCHES if (given := settings.variable(name[10:]))]
+    if not switches:
+        return "ok", "no switch of the vLLM plugin is set here"
+    return "ok", f"{', '.join(switches)}: a line in vLLM's log says where it is in effect"
 
 
 def _found_rings(places: Sequence[Path]) -> Outcome:

@@ -46,7 +46,7 @@ def test_it_checks_everything() -> None:
     found = checks()
 
     assert set(found) >= {
-        *("switch", "shm", "rings", "fallback", "recorded", "vllm"),
+        *("switch", "variables", "shm", "rings", "fallback", "recorded", "vllm"),
         *("stacks", "permission", "native", "gpu", "ras", "flight_recorder"),
         *("ncclscope", "C core", "diagnoses", "probes", "vLLM plugin", "pytest plugin"),
         *("torch", "vLLM version", "NCCL"),
@@ -65,6 +65,16 @@ def test_rings_that_are_there_are_found(tmp_path: Path) -> None:
     assert found["switch"]["status"] == "ok"
     assert found["recorded"]["state"].startswith("2 rings")
     assert str(tmp_path / "rings") in found["recorded"]["enable"]
+
+
+def test_switches_of_the_plugin_are_named_and_a_misspelt_one_gets_a_hint() -> None:
+    given = checks(NCCLSCOPE_VLLM_DISPATCH="fixed")["variables"]
+    misspelt = checks(NCCLSCOPE_VLM_DISPATCH="fixed")["variables"]
+
+    assert given["status"] == "ok"
+    assert "NCCLSCOPE_VLLM_DISPATCH=fixed" in given["state"]
+    assert misspelt["status"] == "warn"
+    assert "NCCLSCOPE_VLLM_DISPATCH" in misspelt["enable"]
 
 
 def test_tracing_that_is_switched_off_is_reported() -> None:

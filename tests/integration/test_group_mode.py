@@ -103,8 +103,11 @@ def warnings_of(tmp_path: Path, function: str) -> list[str]:
     run = run_ranks(__file__, function, tmp_path, size=SIZE, environment=where)
     assert diagnose(run).status in ("ok", "unknown")
     assert {call.op for rank in run.ranks for call in calls(rank)} <= {"barrier"}
+    switches = {str(rank.details.get("switches", {}).get(WHAT, "")) for rank in run.ranks}
     texts = [file.read_text() for file in sorted(tmp_path.glob("warnings-*.txt"))]
     assert len(texts) == SIZE
+    assert all(not text or any(text in one for one in texts) for text in switches)
+    assert switches - {""}
     return [line for text in texts for line in text.splitlines() if WHAT in line]
 
 

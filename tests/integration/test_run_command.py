@@ -133,6 +133,13 @@ def test_nothing_is_traced_when_it_is_switched_off(rings: Path, tmp_path: Path) 
     assert list(rings.iterdir()) == []
 
 
+def test_a_misspelt_variable_gets_one_hint(rings: Path) -> None:
+    plugin = "from ncclscope_patches.vllm.plugin import register; register()"
+    done = run(rings, sys.executable, "-c", plugin, NCCLSCOPE_RECORD="4096")
+
+    assert done.stderr.count("did you mean NCCLSCOPE_RECORDS?") == 1
+
+
 def test_program_sees_the_directory_and_keeps_its_own_streams(rings: Path) -> None:
     program = (
         "import os, sys; print(os.environ['NCCLSCOPE_DIR']); "

@@ -17,6 +17,7 @@ from ncclscope_patches.routed_experts import (
     RoutingShape,
     refuse_unsupported,
 )
+from ncclscope_patches.routed_experts.requests import misspelt
 
 
 @pytest.mark.parametrize("value", [True, 1, 1.0, "true", "True", "1"])
@@ -36,6 +37,21 @@ def test_a_request_opts_in(value: Any) -> None:
 )
 def test_any_other_request_does_not(args: dict[str, Any] | None) -> None:
     assert RoutingRequest.parse(args) == RoutingRequest(False, "npy")
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [
+        ("return_routed_expert", "return_routed_experts"),
+        ("routed_expert_encoding", "routed_experts_encoding"),
+        ("returned_routed_experts", "return_routed_experts"),
+        ("return_routed_experts", ""),
+        ("kv_transfer_params", ""),
+        ("session_id", ""),
+    ],
+)
+def test_a_key_that_is_almost_right_is_recognised(key: str, known: str) -> None:
+    assert misspelt(key) == known
 
 
 @pytest.mark.parametrize("value", [2, -1, "yes", "", None, [True], 0.5, float("nan"), {}])

@@ -62,6 +62,47 @@ def test_plugin_without_variables_imports_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"NCCLSCOPE_DISPATCH": "fixed"},
+            "NCCLSCOPE_DISPATCH has no effect; did you mean NCCLSCOPE_VLLM_DISPATCH?",
+        ),
+        (
+            {"NCCLSCOPE_VLLM_ROUTED_EXPERT": "1"},
+            "NCCLSCOPE_VLLM_ROUTED_EXPERT has no effect; "
+            "did you mean NCCLSCOPE_VLLM_ROUTED_EXPERTS?",
+        ),
+        (
+            {"NCCLSCOPE_VLLM_CPU_MOE": "true"},
+            "NCCLSCOPE_VLLM_CPU_MOE has no effect in this process: "
+            "ValueError(\"NCCLSCOPE_VLLM_CPU_MOE='true' is neither 1 nor 0\")",
+        ),
+    ],
+    ids=["name", "letter", "value"],
+)
+def test_a_misspelt_variable_gets_a_hint(given: dict[str, str], line: str) -> None:
+    program = """
+        from ncclscope_patches.vllm.plugin import register
+        register()
+    """
+    assert run(program, **given).stderr == f"ncclscope: {line}\n"
+
+
+def test_a_hint_comes_once_a_job_and_not_for_names_of_others() -> None:
+    program = """
+        import subprocess, sys
+        from ncclscope_patches.vllm.plugin import register
+        register()
+        again = "from ncclscope_patches.vllm.plugin import register; register()"
+        subprocess.run([sys.executable, "-c", again], check=True)
+    """
+    said = run(program, NCCL_SCOPE_DISPATCH="fixed", NCCLSCOPE_TEST_FAULT="/x", NCCL_DEBUG="INFO")
+    assert said.stderr.count("\n") == 1
+    assert "NCCL_SCOPE_VLLM_DISPATCH" in said.stderr
+
+
+@pytest.mark.parametrize(
     ("broken", "then"),
     [
         (

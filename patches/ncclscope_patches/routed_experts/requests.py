@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,10 @@ ENCODING = "routed_experts_encoding"
 """Key of the encoding in the server's answer."""
 EVERY = "ncclscope_every_request"
 """Key that a server sets where its operator asked for the routing of all requests."""
+
+_KEYS = (OPT_IN, ENCODING, EVERY)
+_CLOSE = 0.7
+"""Likeness of two keys from which one is taken for a misspelling of the other."""
 
 # vLLM's server turns JSON's true into 1 on the way from vllm_xargs to extra_args.
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
@@ -52,6 +58,13 @@ class RoutingRequest:
             raise UsageError(f"{ENCODING} is {encoding!r}", f"choose one of {', '.join(ENCODINGS)}")
         every = extra_args.get(EVERY) is True
         return cls(every or _truth(extra_args.get(OPT_IN, False)), encoding, every)
+
+
+@functools.lru_cache(maxsize=256)
+def misspelt(key: str) -> str:
+    """Return the key about routed experts that another key looks like; empty if there is none."""
+    close = difflib.get_close_matches(key, () if key in _KEYS else _KEYS, 1, _CLOSE)
+    return close[0] if close else ""
 
 
 def _truth(value: object) -> bool:

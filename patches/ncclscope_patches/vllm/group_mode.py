@@ -16,6 +16,7 @@ from typing import Any
 import ncclscope
 from ncclscope.model.text import ranks_text
 from ncclscope.model.ties import grouped
+from ncclscope.tracing import session
 
 WAIT_SECONDS = 20.0
 """Wait for the modes of all members. They come here within moments of a collective."""
@@ -27,7 +28,7 @@ _POLL_SECONDS = 0.02
 def agreed(group: Any, what: str, mode: str, *, otherwise: str, wait: float = WAIT_SECONDS) -> bool:
     """Return whether all members of a group have the same mode; the same answer on all of them.
 
-    One member prints a line with the answer.
+    One member prints a line with the answer; the rings of all hold it as ``switches``.
 
     Args:
         group: A ``ProcessGroup`` of torch, or an object with ``store``, ``rank`` and
@@ -53,9 +54,10 @@ def agreed(group: Any, what: str, mode: str, *, otherwise: str, wait: float = WA
     # Several members may propose at once, and differently: one of them may have come too late.
     decision: str = store.compare_set(f"{prefix}/decision", "", proposal).decode()
     is_agreed = decision == _AGREED
+    said = f"{what}={mode} is in effect: {ranks_text(members)} have agreed on it"
+    line = said if is_agreed else f"{otherwise}: {decision}"
+    session.describe(switches={what: line})
     if store.add(f"{prefix}/printed", 1) == 1:
-        said = f"{what}={mode} is in effect: {ranks_text(members)} have agreed on it"
-        line = said if is_agreed else f"{otherwise}: {decision}"
         print(f"ncclscope: {line}", file=sys.stderr, flush=True)
     return is_agreed
 

@@ -29,10 +29,12 @@ def register() -> None:
 
     vLLM does not catch exceptions of plugins, so one here would end the process.
     """
+    for line in settings.hints_once():
+        print(f"ncclscope: {line}", file=sys.stderr)
     _attempt(_trace, "tracing is off in this process")
     for variable, part, otherwise in _PARTS:
         if settings.variable(variable):
-            _attempt(functools.partial(_install, part), f"{otherwise} in this process")
+            _attempt(functools.partial(_install, variable, part), f"{otherwise} in this process")
 
 
 def _attempt(install: Callable[[], None], otherwise: str) -> None:
@@ -49,7 +51,9 @@ def _trace() -> None:
         registry.install_all()
 
 
-def _install(part: str) -> None:
+def _install(variable: str, part: str) -> None:
     module = importlib.import_module(f"{__package__}.{part}")
     if module.wanted():
         module.install()
+    elif (given := settings.variable(variable)) != "0":
+        raise ValueError(f"NCCLSCOPE_{variable}={given!r} is neither 1 nor 0")

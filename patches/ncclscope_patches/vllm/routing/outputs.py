@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ncclscope.errors import UsageError
-from ncclscope_patches.routed_experts.requests import RoutingRequest
+from ncclscope.tracing import session
+from ncclscope_patches.routed_experts.requests import RoutingRequest, misspelt
 from ncclscope_patches.routed_experts.result import RoutedExperts, routed_tokens
 from ncclscope_patches.vllm.routing.every import asks_for_all, first_token, marked
 from ncclscope_patches.vllm.routing.packing import unpack
@@ -57,8 +58,12 @@ def joined(earlier: RoutedExperts | None, later: RoutedExperts | None) -> Routed
 def _process_inputs(
     usual: Any, self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    asked = getattr(params, "extra_args", None)
+    for key in asked or ():
+        if known := misspelt(key):
+            session.warn_once(known, f"the key {key} of a request has no effect; is it {known}?")
     try:
-        RoutingRequest.parse(getattr(params, "extra_args", None))
+        RoutingRequest.parse(asked)
     except UsageError as error:
         raise _clients_mistake(str(error)) from None
     params = marked(self.vllm_config, params)

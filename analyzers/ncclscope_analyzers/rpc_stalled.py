@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import LATE
 from ncclscope.engine.processes.motion import seen_at
 from ncclscope.engine.services.answers import Unanswered, unanswered
 from ncclscope.engine.services.engines import Apart, engines_apart, engines_gone
-from ncclscope.engine.services.requests import open_requests, stopped
+from ncclscope.engine.services.requests import lost_requests, open_requests, paused
+from ncclscope.engine.services.unresponsive import (
+    Unresponsive,
+    place_of,
+    unresponsive,
+    without_work,
+)
 from ncclscope.engine.waits.noted import doing, lasting
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import INPUT, RAISED
 from ncclscope.untrusted import printable
-from ncclscope.wording.names import plural, process_text, rank_text, who_text
-from ncclscope.wording.notes import Came, Rpc, method_text
+from ncclscope.wording.names import plural, process_text, rank_text, sentence, who_text
+from ncclscope.wording.notes import Came, Rpc, Unheard, method_text
 
 _SHOWN = 4
 """Workers whose state is in the evidence."""
@@ -37,7 +44,7 @@ class RpcStalled:
         """Yield a finding for each engine that waits, or one on the processes that are stopped."""
         found = [_finding(case, one) for one in unanswered(case) if _is_long(case, one)]
         apart = [one for one in engines_apart(case) if one.seconds >= case.live_stall_seconds]
-        yield from found or [_apart(case, one) for one in apart] or _gone(case) or _stopped(case)
+        yield from found or [_apart(case, one) for one in apart] or _gone(case) or _unheard(case)
 
 
 def _is_long(case: Case, one: Unanswered) -> bool:
@@ -159,27 +166,76 @@ def _gone(case: Case) -> list[Finding]:
     ]
 
 
-def _stopped(case: Case) -> Iterable[Finding]:
-    """Yield the processes that a signal has stopped, while requests have no answer."""
-    processes, (count, seconds) = stopped(case.run), open_requests(case)
-    if not processes or not count or case.waits.pending_calls:
+def _unheard(case: Case) -> Iterable[Finding]:
+    """Yield a finding on the processes that answer nobody, while somebody waits for them."""
+    if without := without_work(case):
+        yield _not_woken(case, *without)
         return
-    ranks = tuple(one.rank for one in processes if one.rank >= 0)
-    yield Finding(
-        kind=RpcStalled.name,
-        summary=Rpc.STOPPED.of(
-            processes=" and ".join(_name(case, one) for one in processes),
-            ranks=processes,
-            requests=plural(count, "open request"),
+    found, (count, seconds) = unresponsive(case), open_requests(case)
+    if case.waits.pending_calls:
+        return
+    blocks = any(one.how is Unheard.BLOCKED for one in found)
+    if found and count:
+        requests = plural(count, "open request")
+        said = _processes(case, found)
+        yield _on_processes(
+            found, Rpc.UNANSWERED.of(processes=said, requests=requests, seconds=seconds)
+        )
+    elif blocks:
+        yield _on_processes(found, f"{_processes(case, found)}.")
+    elif not found:
+        yield from _lost(case)
+
+
+def _not_woken(case: Case, coordinator: Unresponsive, ends: Sequence[int]) -> Finding:
+    waiting = sorted({*case.waits.pending_calls} or {*case.run.by_rank} - {*ends})
+    pending = list(case.waits.pending_calls.values())
+    said = Rpc.NO_WORK.of(processes=_processes(case, [coordinator]), ranks=ends, waiting=waiting)
+    finding = _on_processes([coordinator], said)
+    lines = [Rpc.WAITS_IN.of([one.rank], one.call, one.comm) for one in pending[:_SHOWN]]
+    return replace(
+        finding,
+        evidence=(*finding.evidence, *lines),
+        accounts_for=tuple({(one.comm.key, one.call.seq): None for one in case.waits.all_pending}),
+    )
+
+
+def _lost(case: Case) -> Iterable[Finding]:
+    """Yield a finding on open requests of which no engine knows."""
+    count, seconds, engines = lost_requests(case)
+    if count and not paused(case.run):
+        requests = plural(count, "open request")
+        said = Rpc.LOST_REQUESTS.of(
+            requests=sentence(requests),
             seconds=seconds,
-        ),
-        diverging_ranks=ranks,
+            engines=" and ".join(_name(case, one) for one in engines),
+            ranks=engines,
+        )
+        yield _on_processes([], said)
+
+
+def _on_processes(found: Sequence[Unresponsive], summary: str) -> Finding:
+    return Finding(
+        kind=RpcStalled.name,
+        summary=summary,
+        diverging_ranks=tuple(one.process.rank for one in found if one.process.rank >= 0),
         confidence="likely",
         role="cause",
         analyzer=RpcStalled.name,
-        evidence=tuple(Rpc.CONT.of(one.pid) for one in processes),
+        evidence=tuple(Rpc.CONT.of(one.process.pid) for one in found if one.how is Unheard.STOPPED),
         hangs=True,
     )
+
+
+def _processes(case: Case, found: Sequence[Unresponsive]) -> str:
+    """Return which processes answer nobody, and why, to begin a sentence."""
+    parts = []
+    for how in dict.fromkeys(one.how for one in found):
+        same = [one for one in found if one.how is how]
+        names = " and ".join(_name(case, one.process) for one in same)
+        seconds = max(one.seconds for one in same)
+        parts.append(f"{names} {how.of(same, seconds, place_of(case.run, same[0].process))}")
+    return sentence("; ".join(parts))
 
 
 def _name(case: Case, process: Rank) -> str:

@@ -139,6 +139,7 @@ def redact(snapshot: Snapshot) -> Snapshot:
         snapshot,
         workers=tuple(_redact_worker(worker) for worker in snapshot.workers),
         engines=tuple(_redact_worker(engine) for engine in snapshot.engines),
+        servers=tuple(_redact_worker(server) for server in snapshot.servers),
         sources=tuple(
             Source(one.name, one.available, _without_paths(one.state), one.enable)
             for one in snapshot.sources

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from ncclscope.attach.candidate import Candidate
-from ncclscope.attach.titles import is_engine_title, is_worker_title
+from ncclscope.attach.titles import is_engine_title, is_server_title, is_worker_title
 from ncclscope.errors import DamagedFileError
 from ncclscope.model.ties import tied
 from ncclscope.readers.ring.cursor import RingCursor
@@ -141,6 +141,25 @@ def engines_of(
     known = {one.pid for one in workers}
     above = dict.fromkeys(one.parent for one in workers if one.parent not in known)
     return [one for one in map(describe, above) if is_engine_title(one.title)]
+
+
+def servers_of(
+    engines: Sequence[Candidate],
+    describe: Callable[[int], Candidate],
+    below: Callable[[int], Sequence[Candidate]],
+) -> list[Candidate]:
+    """Return the processes that receive requests for engines, and pass messages between them.
+
+    Args:
+        engines: The engines, each of which a server started.
+        describe: Return what is known about a process.
+        below: Return the children of a process, described.
+    """
+    found: dict[int, Candidate] = {}
+    for pid in dict.fromkeys(one.parent for one in engines if is_engine_title(one.title)):
+        beside = [one for one in below(pid) if is_server_title(one.title)]
+        found.update({one.pid: one for one in (describe(pid), *beside) if one.python})
+    return list(found.values())
 
 
 def _ranks_among(descendants: Sequence[Candidate], above: Candidate) -> Iterable[Candidate]:

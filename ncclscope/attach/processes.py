@@ -32,7 +32,7 @@ from ncclscope.attach.kinship import (
 from ncclscope.attach.proc_sample import state_of
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import DamagedFileError, UsageError
-from ncclscope.model.metadata import FRONTEND
+from ncclscope.model.metadata import SERVERS
 from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
@@ -187,10 +187,15 @@ def _unknown_children(workers: Sequence[Candidate]) -> Iterable[str]:
             )
 
 
-def _descendants(pid: int) -> list[Candidate]:
+def children(pid: int) -> list[Candidate]:
+    """Return what is known about the processes that a process has started."""
+    return _descendants(pid, recursive=False)
+
+
+def _descendants(pid: int, *, recursive: bool = True) -> list[Candidate]:
     """Return what is known about the processes below one, without this process."""
     with contextlib.suppress(psutil.Error):
-        below = psutil.Process(pid).children(recursive=True)
+        below = psutil.Process(pid).children(recursive=recursive)
         return [describe(one.pid) for one in below if one.pid != os.getpid()]
     return []
 
@@ -314,8 +319,14 @@ def _parents_of_all(workers: Sequence[Candidate], found: Sequence[Candidate]) ->
 
 
 def _without_engines(workers: list[Candidate]) -> list[Candidate]:
-    """Leave out engines and servers; an engine core without workers is a worker itself."""
-    return [one for one in workers if not _SERVES.search(one.title)] or workers
+    """Leave out engines and servers; an engine core without workers is a worker itself.
+
+    A process without a title that has started titled ones, such as engines, is a server.
+    """
+    titled = [one for one in workers if is_worker_title(one.title)]
+    above = {pid for one in titled for pid in (one.parent, *one.ancestors)}
+    served = [one for one in workers if one in titled or one.pid not in above]
+    return [one for one in served if not _SERVES.search(one.title)] or served
 
 
 def _may_be_python(pid: int) -> bool:
@@ -394,5 +405,5 @@ def _rings(maps: str) -> Iterable[str]:
 def _is_of_server(path: str) -> bool:
     """Return whether a ring is that of a process which only receives requests."""
     with contextlib.suppress(DamagedFileError, OSError), RingImage(Path(path)) as image:
-        return bool(image.read_about().get("role") == FRONTEND)
+        return bool(image.read_about().get("role") in SERVERS)
     return False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.model import Rank
-from ncclscope.model.metadata import FRONTEND
+from ncclscope.model.metadata import SERVERS
 from ncclscope.readers import ring_files
 from ncclscope.readers.ring.ranks import read_ring
 
@@ -30,7 +30,7 @@ def living_pids(directory: Path) -> tuple[int, ...]:
     processes = [
         one
         for one in _processes(directory)
-        if "launcher" not in one.details and one.details.get("role") != FRONTEND
+        if "launcher" not in one.details and one.details.get("role") not in SERVERS
     ]
     read = f"ncclscope diagnose {shlex.quote(str(directory))}"
     if not processes:

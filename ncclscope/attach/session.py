@@ -19,8 +19,15 @@ from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
 from ncclscope.attach.host.queues import with_queues
 from ncclscope.attach.host.sockets import accepted, lost_peers, socket_source
-from ncclscope.attach.kinship import engines_of
-from ncclscope.attach.processes import Placed, describe, find_workers, give_ranks, left_out
+from ncclscope.attach.kinship import engines_of, servers_of
+from ncclscope.attach.processes import (
+    Placed,
+    children,
+    describe,
+    find_workers,
+    give_ranks,
+    left_out,
+)
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.replaced import replaced_programs
 from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
@@ -133,10 +140,13 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     placed = give_ranks(candidates, by_pid)
     parents = {one.parent for one in candidates}
     engines = [Placed(one, -1, "title") for pid, one in feeding.items() if pid in parents]
+    serving = servers_of([*feeding.values(), *candidates], describe, children)
+    known = {one.pid for one in candidates}
+    servers = [Placed(one, -1, "title") for one in serving if one.pid not in known]
     pids = [one.candidate.pid for one in placed]
     patience = patience_for(recorded, options)
     say(f"{plural(len(pids), 'process')}, sampled for {options.gap:g} s")
-    reader = ProcessReader([*pids, *(one.candidate.pid for one in engines)])
+    reader = ProcessReader([*pids, *(one.candidate.pid for one in (*engines, *servers))])
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)
@@ -170,6 +180,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         gap=round(gap, 2),
         workers=workers,
         engines=tuple(_worker(one, samples) for one in engines),
+        servers=tuple(_worker(one, samples) for one in servers),
         sources=_relevant(
             placed,
             _ring_source(workers, rings),

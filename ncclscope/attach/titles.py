@@ -15,6 +15,7 @@ _WORKER = re.compile(
     re.IGNORECASE,
 )
 _ENGINE = re.compile(r"^\S+::EngineCore")
+_SERVER = re.compile(r"^\S+::(?:DPCoordinator|APIServer)")
 _TITLED = re.compile(r"^\S+::")
 _PART = re.compile(r"_([A-Z]{2,4})(\d{1,6})(?=_|\b)")
 _DIMENSIONS = ("dp", "pp", "pcp", "tp")
@@ -33,6 +34,11 @@ def is_worker_title(title: str) -> bool:
 def is_engine_title(title: str) -> bool:
     """Return whether a process with this title sends requests to its workers."""
     return bool(_ENGINE.match(title))
+
+
+def is_server_title(title: str) -> bool:
+    """Return whether a process with this title receives requests, or passes messages on."""
+    return bool(_SERVER.match(title))
 
 
 def parse_title(title: str) -> dict[str, str]:

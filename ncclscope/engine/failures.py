@@ -7,7 +7,7 @@ from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_engines
-from ncclscope.engine.services.requests import stopped as stopped_processes
+from ncclscope.engine.services.unresponsive import place_of, unresponsive
 from ncclscope.engine.waits.endings import failed, lost_store, timed_out
 from ncclscope.engine.waits.engine_steps import was_killed
 from ncclscope.engine.waits.noted import raised
@@ -35,7 +35,7 @@ def failure_of(case: Case) -> str:
     failing = [one for one in run.ranks if failed(one) or timed_out(one) or lost_store(one)]
     # An engine fails, too, if all of the job is killed.
     others = run.others if run.others and not was_killed(case) else ()
-    stopped = stopped_processes(run)
+    unheard = unresponsive(case)
     engines = [one for one in others if failed(one) and ENDS not in one.details]
     behind = [engine for engine in others if _raised_last(case, engine)]
     first = [rank for rank in run.ranks if any(_raised_before(case, rank, one) for one in behind)]
@@ -44,7 +44,7 @@ def failure_of(case: Case) -> str:
         rank for rank in run.ranks if rank.rank in answered or _raised_last(case, rank)
     ] + behind
     lost = [engine for engine in others if _is_outlived(engine, run)]
-    if not (failing or engines or raising or lost or stopped):
+    if not (failing or engines or raising or lost or unheard):
         return _failure_of_program(run)
     known = any(rank.exited for rank in run.ranks)
     gone = [rank.rank for rank in run.ranks if rank.alive is False and not rank.exited]
@@ -54,11 +54,12 @@ def failure_of(case: Case) -> str:
         then = any(_raised_before(case, one, rank) for one in first)
         failure = Failure.THEN_RAISED if then else Failure.RAISED
         words.append((failure.of(error[0] if error else ""), rank))
+    for one in unheard:
+        same = [each for each in unheard if each.how is one.how]
+        words.append((one.how.of(same, one.seconds, place_of(run, one.process)), one.process))
     said = by_words(words)
     if lost:
         said[str(Failure.OUTLIVED)] = lost
-    if stopped:
-        said[Failure.STOPPED.of(stopped)] = stopped
     parts = [f"{_names(ranks)} {text}." for text, ranks in [*said.items()][:_SHOWN]]
     if known and gone:
         parts.append(Failure.NO_EXIT.of(gone))

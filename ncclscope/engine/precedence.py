@@ -123,10 +123,11 @@ def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _without_accounted(found: Sequence[Finding]) -> list[Finding]:
-    """Return findings on calls that a setting of the rendezvous accounts for as consequences."""
-    accounted = {
-        call for finding in found if finding.kind == "init_stalled" for call in finding.accounts_for
-    }
+    """Return findings on calls as consequences, where one on no call accounts for these.
+
+    It is about a setting of the rendezvous, or a process that gives ranks their work.
+    """
+    accounted = {call for one in found if one.comm is None for call in one.accounts_for}
     return [
         replace(finding, role="consequence")
         if finding.comm is not None and (finding.comm.key, finding.seq) in accounted

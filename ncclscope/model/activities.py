@@ -38,3 +38,5 @@ PAUSED = "paused"
 REQUESTS = "requests"
 """In a server, or a program with an engine: requests without a whole answer, as many as the number,
 and the newest part of an answer came when it began."""
+LOOP = "loop"
+"""In a server: its event loop, which ran last when it began."""

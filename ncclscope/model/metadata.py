@@ -15,7 +15,11 @@ UNCHECKED = "unchecked"
 
 FRONTEND = "frontend"
 """Role of a process that receives requests and passes them to an engine, such as an API server."""
-SERVICE = ("engine", FRONTEND)
+COORDINATOR = "coordinator"
+"""Role of a process that sends messages between the engines of a service."""
+SERVERS = (FRONTEND, COORDINATOR)
+"""Roles of the processes of a service that have no workers."""
+SERVICE = ("engine", *SERVERS)
 """Roles of the processes of a service that are no ranks."""
 
 ENDS = "ends"

@@ -316,6 +316,7 @@ class Snapshot:
         gap: Seconds between the first and the last sample.
         workers: The processes, ordered by rank.
         engines: The processes that send workers their requests, and are no ranks.
+        servers: The processes that receive requests, or pass messages between engines.
         sources: The data sources.
         ras: NCCL RAS's answer at the end.
         ras_before: Its answer at the beginning: counts that changed in between are ignored.
@@ -347,6 +348,7 @@ class Snapshot:
     hosts: tuple[str, ...] = ()
     node: str = ""
     engines: tuple[Worker, ...] = ()
+    servers: tuple[Worker, ...] = ()
 
     def source(self, name: str) -> Source | None:
         """Return the data source of that name."""

@@ -69,6 +69,11 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
             for (host, _), snapshot in sorted(of_host.items())
             for engine in snapshot.engines
         ),
+        servers=tuple(
+            replace(server, host=host)
+            for (host, _), snapshot in sorted(of_host.items())
+            for server in snapshot.servers
+        ),
         sources=tuple(
             replace(source, available=False, state="read on each host, but not joined")
             if source.name in ("ras", "gpu") and source.available

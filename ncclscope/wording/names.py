@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run, sites
+from ncclscope.model.metadata import COORDINATOR, FRONTEND
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.text import plural, ranks_text, shape_text, sizes_text, verb
 from ncclscope.model.unranked import Unranked
@@ -201,7 +202,12 @@ def site_text(call: Call) -> str:
     return text if call.replay is None else f"{text} ({replay_text(call)})"
 
 
+_ROLES = {COORDINATOR: "the coordinator", FRONTEND: "the front end"}
+
+
 def process_text(process: Rank) -> str:
     """Return the name of a process that is no rank: ``engine 0 (pid 7)``, or ``process 7``."""
-    name = process.labels.get("engine")
-    return f"process {process.pid}" if name is None else f"engine {name} (pid {process.pid})"
+    name, role = process.labels.get("engine"), str(process.details.get("role"))
+    if name is not None:
+        return f"engine {name} (pid {process.pid})"
+    return f"{_ROLES[role]} (pid {process.pid})" if role in _ROLES else f"process {process.pid}"

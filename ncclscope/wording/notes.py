@@ -67,10 +67,16 @@ class Rpc(Phrase):
         "{who:^} {ranks:are} late with the answer to {call}, for which {engine} has waited "
         "{seconds:.0f} s: {ranks:they} {ranks:are} {at}, or in an endless loop."
     )
-    STOPPED = (
-        "{processes:^} {ranks:are} stopped by a signal (state T), with {requests} without any part "
-        "of an answer for {seconds:.0f} s."
+    UNANSWERED = "{processes}, with {requests} without any part of an answer for {seconds:.0f} s."
+    LOST_REQUESTS = (
+        "{requests} without any part of an answer for {seconds:.0f} s, while {engines} "
+        "{ranks:wait} for requests: these, or their answers, were lost on the way."
     )
+    NO_WORK = (
+        "{processes}, so that nothing wakes the engine of {ranks}: {ranks:they} {ranks:wait} for "
+        "work, while {waiting} {waiting:wait} for {ranks:them}."
+    )
+    WAITS_IN = "{0} {0:wait} in call {1.seq} on {2}, {1:@}"
     APART = (
         "{who:^} {ranks:have} not come to call {call.seq} on {comm}, {call}, in which {waiting} "
         "{waits:wait} for {seconds:.0f} s{did}."
@@ -89,6 +95,15 @@ class Rpc(Phrase):
     UNSEEN = "at a place that is not recorded"
     SENT = "{} sent {}, and has waited for the answer for {:.0f} s"
     WORKER = "rank {} {}"
+
+
+class Unheard(Phrase):
+    """Why a process answers nobody, to follow its name."""
+
+    STOPPED = "{0:are} stopped by a signal (state T)"
+    SILENT = "{0:have} recorded nothing in the last {1:.0f} s of the job, as if stopped or killed"
+    BLOCKED = "{0:have} not run {0:their} event loop for {1:.0f} s{2}"
+    IS_AT = ": it is at {}"
 
 
 class Requests(Phrase):

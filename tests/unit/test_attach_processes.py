@@ -15,6 +15,7 @@ import pytest
 
 from ncclscope import Tracer
 from ncclscope.__main__ import main
+from ncclscope.attach import processes
 from ncclscope.attach.kinship import (
     group_jobs,
     meeting_points,
@@ -147,6 +148,22 @@ def test_an_engine_core_is_a_worker_only_where_it_has_none() -> None:
     workers = [Candidate(11 + tp, parent=10, title=f"VLLM::Worker_TP{tp}") for tp in (0, 1)]
     assert chosen(core, *workers) == [11, 12]
     assert chosen(core) == [10]
+
+
+def test_the_server_that_started_engines_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads may communicate, and it has no title."""
+    server = Candidate(9, title="python serve.py", python=True, communicates=True)
+    core = Candidate(10, 9, "VLLM::EngineCore", python=True)
+    workers = [
+        Candidate(11 + n, 10, f"VLLM::Worker_TP{n}", ancestors=(9,), python=True) for n in range(2)
+    ]
+    known = {one.pid: one for one in (server, core, *workers)}
+    monkeypatch.setattr(processes, "describe", known.__getitem__)
+    monkeypatch.setattr(processes, "state_of", lambda pid: "S")
+
+    assert [one.pid for one in processes.find_workers([*known])] == [11, 12]
+    del known[11], known[12]
+    assert [one.pid for one in processes.find_workers([*known])] == [10]
 
 
 def test_a_process_with_a_ring_is_a_worker() -> None:

@@ -235,6 +235,11 @@ def read_engines(snapshot: Snapshot) -> list[Motion]:
     return [_motion(engine, snapshot.gap, several=True) for engine in snapshot.engines]
 
 
+def read_servers(snapshot: Snapshot) -> list[Motion]:
+    """Return what the processes did that receive requests, or pass messages between engines."""
+    return [_motion(server, snapshot.gap, several=True) for server in snapshot.servers]
+
+
 def _motion(worker: Worker, gap: float, several: bool) -> Motion:
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ncclscope.engine.case import Case
 from ncclscope.engine.records import Records
+from ncclscope.engine.services.unresponsive import silent_seconds
+from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import lasting, seconds_of
 from ncclscope.model import Rank, Run
 from ncclscope.model.activities import INPUT, PAUSED, REQUESTS, UNSCHEDULED
@@ -65,11 +68,24 @@ def open_requests(records: Records) -> tuple[int, float]:
     limit, count, longest = records.live_stall_seconds, 0, 0.0
     for process in (*records.run.others, *records.run.ranks):
         noted = lasting(process, REQUESTS)
-        if noted is not None and noted.seconds >= limit:
-            count, longest = count + noted.activity.number, max(longest, noted.seconds)
+        # One that is stopped has no heartbeat either.
+        seconds = 0.0 if noted is None else noted.seconds + silent_seconds(records.run, process)
+        if noted is not None and seconds >= limit:
+            count, longest = count + noted.activity.number, max(longest, seconds)
     return count, longest
 
 
-def stopped(run: Run) -> list[Rank]:
-    """Return the processes that a signal has stopped, which answer nobody."""
-    return [one for one in (*run.ranks, *run.others) if one.details.get("stopped")]
+def lost_requests(case: Case) -> tuple[int, float, list[Rank]]:
+    """Return the open requests of which no engine knows, how long they wait, and the engines.
+
+    All engines of the service wait for requests, and all workers for work, for as long.
+    """
+    run, (count, seconds) = case.run, open_requests(case)
+    engines = [one for one in (*run.others, *run.ranks) if INPUT in one.activities]
+    rest = [seconds_of(one, INPUT) or 0.0 for one in engines]
+    served = {one.labels.get("engine") for one in engines}
+    is_known = not run.missing and all(one.labels.get("engine") in served for one in run.ranks)
+    idle = all(is_idle(one) or one in engines for one in run.ranks)
+    if count and is_known and idle and min(rest, default=0.0) >= case.live_stall_seconds:
+        return count, min(seconds, min(rest)), engines
+    return 0, 0.0, []

@@ -6,14 +6,15 @@ that received the requests, and in the engine that schedules them. Both note num
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from ncclscope.clock import now_ns
-from ncclscope.model.activities import INPUT, PAUSED, REQUESTS, UNSCHEDULED
-from ncclscope.model.metadata import FRONTEND
+from ncclscope.model.activities import INPUT, LOOP, PAUSED, REQUESTS, UNSCHEDULED
+from ncclscope.model.metadata import COORDINATOR, FRONTEND
 from ncclscope.tracing import session
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
@@ -21,6 +22,7 @@ from ncclscope_patches.probes.probe import Note
 
 _NOTED_AFTER_NS = 1_000_000_000
 """Steps without tokens are noted from here on: between two steps there are many short ones."""
+_TICK_SECONDS = 1.0
 _BLOCKED = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "for a grammar",
     "WAITING_FOR_FSM": "for a grammar",
@@ -42,6 +44,53 @@ class VllmEngineInput(Note):
         engine = getattr(module, "EngineCoreProc", None)
         if engine is not None:
             put_noting(self, engine, "_process_input_queue", INPUT, lambda *_: _NOTHING)
+
+
+class VllmCoordinator(Note):
+    """Gives a ring to the process that wakes the engines of a deployment: nobody waits for it."""
+
+    name = "vllm_coordinator"
+    target = "vllm.v1.engine.coordinator"
+
+    def install(self, module: Any) -> None:
+        self.replace(module.DPCoordinatorProc, "process_input_socket", before=self._begin)
+
+    def _begin(self, *_: Any) -> None:
+        if session.current() is not None:
+            session.describe(role=COORDINATOR)
+
+
+class VllmEventLoop(Note):
+    """Records when the event loop of a server last ran: while it is blocked, nobody is answered."""
+
+    name = "vllm_event_loop"
+    target = "vllm.entrypoints.launchers.launcher"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notes = Notes(LOOP)
+
+    def install(self, module: Any) -> None:
+        self.replace(module, "serve_http", before=self._begin)
+
+    def _begin(self, *_: Any) -> None:
+        if session.current() is not None:
+            session.describe(role=FRONTEND)
+            self._tick(asyncio.get_running_loop())
+
+    def _tick(self, loop: Any) -> None:
+        if self.active:
+            try:
+                self._notes.begin("", "")
+                loop.call_later(_TICK_SECONDS, self._tick, loop)
+            except Exception as error:
+                self.fail(error)
+
+
+class VllmEventLoopBefore(VllmEventLoop):
+    """The same, where vLLM before 0.32 has it."""
+
+    target = "vllm.entrypoints.launcher"
 
 
 class VllmScheduler(Note):
@@ -116,7 +165,9 @@ class VllmRequests(Note):
         self._note(token[0][0], 0 if self._phase is None else self._phase[1].since)
 
     def _note(self, processor: Any, since: int) -> None:
-        waiting = len(processor.request_states)
+        # A request that streams its input may wait for more of that for as long as it likes.
+        states = processor.request_states.values()
+        waiting = sum(not getattr(one, "streaming_input", False) for one in states)
         if waiting:
             if self._notes.slot() is None and session.current() is not None:
                 session.describe(role=FRONTEND)

@@ -55,6 +55,15 @@ def _service(cluster_of: ClusterOf, engine: Acts, *workers: Acts, **changes: Any
     return replace(run, ranks=tuple(ranks), others=(core,))
 
 
+def _served(run: Run, acts: Acts, **details: Any) -> Run:
+    """Return a run with a front end."""
+    process = replace(run.ranks[0], rank=-1, pid=3000, logs={}, labels={})
+    about = {**process.details, "boot_id": "boot", "role": "frontend", **details}
+    front = replace(_with(process, acts), details=about)
+    same = [replace(one, details={**one.details, "boot_id": "boot"}) for one in run.ranks]
+    return replace(run, ranks=tuple(same), others=(*run.others, front))
+
+
 def _sent(method: str, answers: int = 0) -> Acts:
     return {"enqueue": (60.0, 60.0, method, answers), "dequeue": (60.0, None, None, 0)}
 
@@ -149,18 +158,119 @@ def test_a_pause_of_one_engine_does_not_explain_requests_of_another(cluster_of: 
 
 @pytest.mark.parametrize(
     ("more", "status"),
-    [({}, "unknown"), ({"paused": (70.0, None, None, 2)}, "ok")],
-    ids=["open", "paused"],
+    [
+        ({"input": (60.0, None, None, 0)}, "hung"),
+        ({"input": (95.0, None, None, 0)}, "unknown"),
+        ({"input": (60.0, None, None, 0), "paused": (70.0, None, None, 2)}, "ok"),
+    ],
+    ids=["lost", "answered just now", "paused"],
 )
 def test_open_requests_are_no_rest(cluster_of: ClusterOf, more: Acts, status: str) -> None:
-    rests: Acts = {"input": (60.0, None, None, 0), **more}
-    run = _service(cluster_of, rests, IDLE, IDLE)
-    (core,) = run.others
-    server = replace(_with(core, {"requests": (60.0, None, None, 2)}), pid=3000, labels={})
-    found = diagnose(replace(run, others=(core, server)))
+    run = _service(cluster_of, more, IDLE, IDLE)
+    found = diagnose(_served(run, {"requests": (60.0, None, None, 2)}))
 
-    assert (found.status, found.cause) == (status, None)
+    assert found.status == status
+    assert found.diverging_ranks == frozenset()
     assert "2 open requests" in found.summary
+
+
+def test_requests_are_not_lost_while_an_engine_is_unknown(cluster_of: ClusterOf) -> None:
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE)
+    ranks = (run.ranks[0], replace(run.ranks[1], labels={"engine": "1"}))
+    found = diagnose(_served(replace(run, ranks=ranks), {"requests": (60.0, None, None, 2)}))
+
+    assert (found.status, found.cause) == ("unknown", None)
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+def test_a_front_end_whose_event_loop_is_blocked(cluster_of: ClusterOf, requests: int) -> None:
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE)
+    asked: Acts = {"requests": (60.0, None, None, requests)} if requests else {}
+    found = diagnose(_served(run, {"loop": (60.0, None, None, 0), **asked}))
+
+    assert found.status == "hung"
+    assert found.diverging_ranks == frozenset()
+    assert "front end (pid 3000)" in found.summary.lower()
+
+
+def test_a_front_end_that_is_stopped_records_no_heartbeat_either(cluster_of: ClusterOf) -> None:
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE)
+    served = _served(run, {"requests": (60.0, None, None, 1)}, stopped=True)
+    *rest, server = served.others
+    server = replace(server, last_seen_ns=(server.started_ns or 0) + 61 * 10**9)
+
+    assert _verdict(replace(served, others=(*rest, server)))[:2] == ("hung", "rpc_stalled")
+
+
+def _engines_of_two(cluster_of: ClusterOf, second: Acts) -> Run:
+    """Return a run in which rank 1 never joined a call, and waits for work of its engine."""
+    cluster = cluster_of(2)
+    cluster.history()
+    cluster.post([0], "tp:0", done=False)
+    run = cluster.run()
+    ranks = [
+        _with(replace(rank, labels={"engine": str(rank.rank)}), IDLE if rank.rank else {})
+        for rank in run.ranks
+    ]
+    process = replace(run.ranks[0], rank=-1, logs={}, details={**run.ranks[0].details})
+    engines = [
+        _with(
+            replace(
+                process,
+                pid=2000 + number,
+                labels={"engine": str(number)},
+                details={**process.details, "role": "engine"},
+            ),
+            acts,
+        )
+        for number, acts in enumerate(({}, second))
+    ]
+    coordinator = _with(
+        replace(process, pid=4000, details={**process.details, "role": "coordinator"}), {}
+    )
+    return replace(run, ranks=tuple(ranks), others=(*engines, coordinator))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_wakes_an_engine_whose_coordinator_is_stopped(
+    cluster_of: ClusterOf, stopped: bool
+) -> None:
+    run = _engines_of_two(cluster_of, {"input": (60.0, None, None, 0)})
+    *engines, coordinator = run.others
+    details = {**coordinator.details, **({"stopped": True} if stopped else {})}
+    found = diagnose(replace(run, others=(*engines, replace(coordinator, details=details))))
+
+    kinds = {one.kind: one.role for one in found.findings}
+    assert found.status == "hung"
+    assert found.cause is not None
+    assert found.cause.kind == ("rpc_stalled" if stopped else "not_joined")
+    assert kinds["not_joined"] == ("consequence" if stopped else "cause")
+
+
+def test_a_coordinator_that_fell_silent_is_seen_in_a_copy(cluster_of: ClusterOf) -> None:
+    run = _engines_of_two(cluster_of, {"input": (60.0, None, None, 0)})
+    boot = {"boot_id": "boot"}
+    *engines, coordinator = (
+        replace(one, alive=False, details={**one.details, **boot}) for one in run.others
+    )
+    ranks = [replace(rank, alive=False, details={**rank.details, **boot}) for rank in run.ranks]
+    last = (coordinator.last_seen_ns or 0) - 30 * 10**9
+    silent = replace(coordinator, last_seen_ns=last)
+
+    assert _verdict(replace(run, ranks=tuple(ranks), others=(*engines, silent))) == (
+        "hung",
+        "rpc_stalled",
+        (),
+        (),
+    )
+
+
+def test_an_engine_with_work_needs_no_coordinator(cluster_of: ClusterOf) -> None:
+    run = _engines_of_two(cluster_of, {"enqueue": (60.0, 60.0, "execute_model", 1)})
+    *engines, coordinator = run.others
+    stopped = replace(coordinator, details={**coordinator.details, "stopped": True})
+
+    assert _verdict(replace(run, others=(*engines, stopped)))[1:3] == ("not_joined", (1,))
 
 
 @pytest.mark.parametrize("requests", [0, 2])

@@ -9,7 +9,13 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import LATE
 from ncclscope.engine.processes.motion import seen_at
 from ncclscope.engine.services.answers import Unanswered, unanswered
-from ncclscope.engine.services.engines import Apart, engines_apart, engines_gone
+from ncclscope.engine.services.engines import (
+    Apart,
+    Fallen,
+    engines_apart,
+    engines_fallen,
+    engines_gone,
+)
 from ncclscope.engine.services.requests import lost_requests, open_requests, paused
 from ncclscope.engine.services.unresponsive import (
     Unresponsive,
@@ -19,7 +25,7 @@ from ncclscope.engine.services.unresponsive import (
 )
 from ncclscope.engine.waits.noted import doing, lasting
 from ncclscope.model import Finding, Rank
-from ncclscope.model.activities import INPUT, RAISED
+from ncclscope.model.activities import INPUT, RAISED, REQUESTS
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import plural, process_text, rank_text, sentence, who_text
 from ncclscope.wording.notes import Came, Rpc, Unheard, method_text
@@ -143,27 +149,45 @@ def _place(case: Case, ranks: Iterable[int]) -> str:
 
 
 def _gone(case: Case) -> list[Finding]:
-    """Return a finding on engines that are gone, which names no rank."""
-    engines = engines_gone(case.run)
+    """Return a finding on engines that are gone, or that exceptions ended."""
+    fallen, engines = engines_fallen(case.run), engines_gone(case.run)
+    if fallen and not case.stalled:
+        return [_fallen(case, fallen[0])]
     if not engines or case.waits.pending_calls:
         return []
+    who = " and ".join(_name(case, one) for one in engines)
+    others = [one for one in case.run.others if one not in engines and RAISED in one.activities]
     return [
-        Finding(
-            kind="dead_rank",
-            summary=Rpc.GONE.of(
-                who=" and ".join(_name(case, one) for one in engines), ranks=engines
-            ),
-            confidence="likely",
-            role="cause",
-            analyzer=RpcStalled.name,
-            evidence=tuple(
-                Rpc.RAISED.of(one.pid, printable(one.activities[RAISED].detail or ""))
-                for one in case.run.others
-                if one not in engines and RAISED in one.activities
-            )[:_SHOWN],
-            hangs=True,
+        _dead(
+            Rpc.GONE.of(who=who, ranks=engines),
+            evidence=tuple(Rpc.RAISED.of(one.pid, _error(one)) for one in others)[:_SHOWN],
         )
     ]
+
+
+def _fallen(case: Case, one: Fallen) -> Finding:
+    """Return a finding on the exception that ended an engine, and on who raised it first."""
+    chain = [each for each in (one.worker, one.engine, one.server) if each is not None]
+    first, *then = (Rpc.RAISED_BY.of(_name(case, each), _error(each)) for each in chain)
+    ranks = () if one.worker is None else (one.worker.rank,)
+    return _dead(Rpc.FALLEN.of(sentence(first), " and ".join(then)), ranks=ranks)
+
+
+def _dead(summary: str, ranks: tuple[int, ...] = (), evidence: tuple[str, ...] = ()) -> Finding:
+    return Finding(
+        kind="dead_rank",
+        summary=summary,
+        diverging_ranks=ranks,
+        confidence="likely",
+        role="cause",
+        analyzer=RpcStalled.name,
+        evidence=evidence,
+        hangs=True,
+    )
+
+
+def _error(process: Rank) -> str:
+    return printable(process.activities[RAISED].detail or "")
 
 
 def _unheard(case: Case) -> Iterable[Finding]:
@@ -203,11 +227,13 @@ def _not_woken(case: Case, coordinator: Unresponsive, ends: Sequence[int]) -> Fi
 def _lost(case: Case) -> Iterable[Finding]:
     """Yield a finding on open requests of which no engine knows."""
     count, seconds, engines = lost_requests(case)
+    waiting = [one for one in (*case.run.others, *case.run.ranks) if lasting(one, REQUESTS)]
     if count and not paused(case.run):
         requests = plural(count, "open request")
         said = Rpc.LOST_REQUESTS.of(
             requests=sentence(requests),
             seconds=seconds,
+            servers=" and ".join(_name(case, one) for one in waiting),
             engines=" and ".join(_name(case, one) for one in engines),
             ranks=engines,
         )

@@ -7,6 +7,7 @@ from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_engines
+from ncclscope.engine.services.engines import raised_before
 from ncclscope.engine.services.unresponsive import place_of, unresponsive
 from ncclscope.engine.waits.endings import failed, lost_store, timed_out
 from ncclscope.engine.waits.engine_steps import was_killed
@@ -21,7 +22,6 @@ from ncclscope.wording.ends import Failure
 from ncclscope.wording.names import by_words, process_text, ranks_text, sentence
 
 _SHOWN = 3
-_SHORTLY_NS = 10_000_000_000
 _LONGEST = 240
 """Characters of an exception's text that are shown."""
 
@@ -119,15 +119,10 @@ def _raised_last(case: Case, rank: Rank) -> bool:
 
 
 def _raised_before(case: Case, rank: Rank, engine: Rank) -> bool:
-    """Return whether a worker's exception comes shortly before that of its engine.
-
-    vLLM's worker answers with its error, for which the engine raises one of its own.
-    """
-    first, second = rank.activities.get(RAISED), engine.activities.get(RAISED)
-    if first is None or second is None or rank.labels.get("engine") != engine.labels.get("engine"):
+    """Return whether a worker's exception comes shortly before that of its engine."""
+    if rank.labels.get("engine") != engine.labels.get("engine"):
         return False
-    is_before = 0 <= second.since_ns - first.since_ns < _SHORTLY_NS
-    return is_before and rank is not engine and raised(case, rank) is not None
+    return raised_before(rank, engine) and raised(case, rank) is not None
 
 
 def _names(processes: Sequence[Rank]) -> str:

@@ -69,8 +69,8 @@ class Rpc(Phrase):
     )
     UNANSWERED = "{processes}, with {requests} without any part of an answer for {seconds:.0f} s."
     LOST_REQUESTS = (
-        "{requests} without any part of an answer for {seconds:.0f} s, while {engines} "
-        "{ranks:wait} for requests: these, or their answers, were lost on the way."
+        "{requests} without any part of an answer at {servers} for {seconds:.0f} s, while "
+        "{engines} {ranks:wait} for requests: these, or their answers, were lost on the way."
     )
     NO_WORK = (
         "{processes}, so that nothing wakes the engine of {ranks}: {ranks:they} {ranks:wait} for "
@@ -86,6 +86,8 @@ class Rpc(Phrase):
         "workers work, or answers {ranks:their} requests."
     )
     RAISED = "process {} then raised {}"
+    RAISED_BY = "{} raised {}"
+    FALLEN = "{}; then {}: the service has ended."
     RESTS = "; {0:they} {0:wait} for requests"
     MADE = "{} has posted {} calls on {}"
     ENGINE = "engine {} (pid {})"

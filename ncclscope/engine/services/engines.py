@@ -11,6 +11,7 @@ from ncclscope.model.activities import RAISED
 
 _SEEN_DEAD = "EngineDeadError"
 """What a server raises that finds its engine dead."""
+_SHORTLY_NS = 10_000_000_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,54 @@ def engines_gone(run: Run) -> list[Rank]:
         if is_gone and any(rank.alive or (is_seen and rank.exited) for rank in workers):
             found.append(one)
     return found
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """An engine that an exception ended, as its server found.
+
+    Attributes:
+        engine: The engine.
+        worker: A worker of it that had raised an exception shortly before; None without one.
+        server: The process that found it dead.
+    """
+
+    engine: Rank
+    worker: Rank | None
+    server: Rank
+
+
+def engines_fallen(run: Run) -> list[Fallen]:
+    """Return the engines that exceptions ended, in the order of these.
+
+    A server that ends in order finds its engines gone as well, but none of them raised anything.
+    """
+    servers = [one for one in run.others if (_raised(one)[0] or "").startswith(_SEEN_DEAD)]
+    found = []
+    for engine in run.others:
+        server = next((one for one in servers if raised_before(engine, one)), None)
+        if "engine" in engine.labels and server is not None:
+            own = (rank for rank in run.ranks if rank.labels.get("engine") == _label(engine))
+            worker = next((rank for rank in own if raised_before(rank, engine)), None)
+            found.append(Fallen(engine, worker, server))
+    return sorted(found, key=lambda one: _raised(one.worker or one.engine)[1])
+
+
+def raised_before(one: Rank, other: Rank) -> bool:
+    """Return whether an exception of a process comes shortly before that of another one.
+
+    vLLM's worker answers with its error, for which the engine raises another one, and its server a
+    third.
+    """
+    first, second = one.activities.get(RAISED), other.activities.get(RAISED)
+    if first is None or second is None or one is other:
+        return False
+    return 0 <= second.since_ns - first.since_ns < _SHORTLY_NS
+
+
+def _raised(process: Rank) -> tuple[str | None, int]:
+    noted = process.activities.get(RAISED)
+    return (None, 0) if noted is None else (noted.detail, noted.since_ns)
 
 
 def _label(engine: Rank) -> str:

@@ -337,3 +337,28 @@ def test_an_engine_that_its_server_found_dead(
 
     found = _verdict(replace(run, ranks=ranks, others=(core, server)))
     assert found == (status, "dead_rank" if exited else None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("by_worker", "by_engine", "expected"),
+    [
+        (98.0, 98.5, ("hung", "dead_rank", (1,), ())),
+        (None, 98.5, ("hung", "dead_rank", (), ())),
+        (98.0, None, ("ok", None, (), ())),
+        (None, None, ("ok", None, (), ())),
+    ],
+    ids=["worker first", "engine alone", "handled", "shutdown"],
+)
+def test_an_exception_that_ended_a_service(
+    cluster_of: ClusterOf, by_worker: float | None, by_engine: float | None, expected: Any
+) -> None:
+    def raised(at: float | None, what: str) -> Acts:
+        return {} if at is None else {"raised": (at, at, f"{what} at serve.py:7 run", 0)}
+
+    core = {"input": (40.0, 50.0, None, 0), **raised(by_engine, "RuntimeError")}
+    run = _service(cluster_of, core, IDLE, {**IDLE, **raised(by_worker, "ValueError")})
+    run = _served(run, raised(99.0, "EngineDeadError"))
+    gone = [replace(one, alive=None) for one in (*run.ranks, *run.others)]
+    run = replace(run, ranks=tuple(gone[:2]), others=tuple(gone[2:]))
+
+    assert _verdict(run) == expected

@@ -35,6 +35,7 @@ class NotScheduled:
                         engine.pid,
                         one.seconds,
                         plural(one.requests, "request"),
+                        Requests.COUNTED.of(one.counts) if one.counts else "",
                     ),
                     confidence="likely",
                     role="cause",

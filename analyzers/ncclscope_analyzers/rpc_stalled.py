@@ -58,6 +58,8 @@ def _is_long(case: Case, one: Unanswered) -> bool:
 
     Where a worker is at the call, it may be busy; where none is any more, no answer comes.
     """
+    if one.is_stopped:
+        return True
     is_over = one.is_lost and not one.alive
     return one.seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)
 
@@ -74,7 +76,7 @@ def _finding(case: Case, one: Unanswered) -> Finding:
         call=call,
         engine=_engine(one.name, one.pid),
         seconds=one.seconds,
-        at=_place(case, ranks),
+        at=str(Rpc.IS_STOPPED) if one.is_stopped else _place(case, ranks),
     )
     return Finding(
         kind=LATE if one.is_late else RpcStalled.name,
@@ -142,8 +144,6 @@ def _rests(engine: Rank) -> bool:
 def _place(case: Case, ranks: Iterable[int]) -> str:
     """Return where the first of some workers is, to follow "is"."""
     rank = case.run.by_rank[next(iter(ranks))]
-    if rank.details.get("stopped"):
-        return str(Rpc.IS_STOPPED)
     noted = doing(rank)
     return seen_at(case.run, rank.rank) or (f"in {noted.text}" if noted else str(Rpc.UNSEEN))
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from textwrap import shorten
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.processes.motion import read_engines
+from ncclscope.engine.processes.motion import read_engines, read_servers
 from ncclscope.engine.services.engines import raised_before
-from ncclscope.engine.services.unresponsive import place_of, unresponsive
+from ncclscope.engine.services.unresponsive import as_process, place_of, unresponsive
 from ncclscope.engine.waits.endings import failed, lost_store, timed_out
 from ncclscope.engine.waits.engine_steps import was_killed
 from ncclscope.engine.waits.noted import raised
@@ -68,15 +68,17 @@ def failure_of(case: Case) -> str:
 
 
 def held_engines(snapshot: Snapshot, *, is_idle: bool) -> str:
-    """Return which engines send their workers no requests, and why; empty where none is held.
+    """Return which engines and servers give workers no requests, and why; empty without any.
 
     Args:
         snapshot: The process snapshot.
         is_idle: Whether all workers wait for requests. If not, an engine may wait for an answer.
     """
     parts = []
-    for one in read_engines(snapshot):
-        name = Failure.ENGINE.of(one.worker.pid)
+    servers = read_servers(snapshot)
+    for one in (*read_engines(snapshot), *servers):
+        engine = Failure.ENGINE.of(one.worker.pid)
+        name = process_text(as_process(one.worker)) if one in servers else engine
         if one.condition == "stopped":
             parts.append(f"{name} {Failure.STOPPED.of([one])}")
         elif is_idle and one.frames and one.is_at_one_line and one.waits != "queue":

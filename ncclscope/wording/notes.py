@@ -112,9 +112,10 @@ class Requests(Phrase):
     """Requests that wait in an engine, or in a server."""
 
     NOT_SCHEDULED = (
-        "Engine {} (pid {}) has scheduled no token for {:.0f} s, though it has {}: no rank "
+        "Engine {} (pid {}) has scheduled no token for {:.0f} s, though it has {}{}: no rank "
         "diverged."
     )
+    COUNTED = " ({})"
     COUNTS = "its scheduler counts: {}"
     NO_RANK = "the workers wait for what the engine schedules"
     OPEN = "{} without any part of an answer for {:.0f} s, and no record shows why."

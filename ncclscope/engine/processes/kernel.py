@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.processes.motion import read_motions
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import KernelEvent, Snapshot
 from ncclscope.wording.device import Host
@@ -89,7 +90,12 @@ def _is_recent(run: Run, event: KernelEvent) -> bool:
 
 
 def _lost(snapshot: Snapshot, ranks: Sequence[int]) -> Iterator[str]:
+    """Yield the lost connections of some ranks; none of those that wait for work of an engine.
+
+    These wait at a queue, and a closed connection is left over from their start.
+    """
+    motions = read_motions(snapshot)
     for worker in snapshot.workers:
-        if worker.rank in ranks:
+        if worker.rank in ranks and motions[worker.rank].waits != "queue":
             for line in worker.lost_peers[:_SHOWN]:
                 yield f"sockets: rank {worker.rank}: {line}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
-from ncclscope.engine.processes.motion import read_engines, read_motions
+from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
 from ncclscope.engine.waits.noted import lasting
 from ncclscope.model import Activity, Rank
 from ncclscope.model.activities import WORK
@@ -32,6 +32,7 @@ class Unanswered:
         workers: Its workers, by rank, and how far each has come.
         awaited: Those whose answers it waits for.
         shares: Of those that are inside and at work: the share of a core that each uses.
+        stopped: Those that a signal has stopped.
     """
 
     pid: int
@@ -42,6 +43,7 @@ class Unanswered:
     workers: dict[int, Came]
     awaited: tuple[int, ...]
     shares: dict[int, float]
+    stopped: frozenset[int] = frozenset()
 
     @property
     def lacking(self) -> tuple[int, ...]:
@@ -53,6 +55,11 @@ class Unanswered:
     def is_lost(self) -> bool:
         """Whether no worker is at the call any more: nobody is left who would answer it."""
         return all(came in (Came.BACK, Came.ANSWERED) for came in self.workers.values())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped all workers that have not answered."""
+        return self.stopped >= {*self.lacking}
 
     @property
     def is_late(self) -> bool:
@@ -84,13 +91,11 @@ def _seen(case: Case) -> Iterator[Unanswered]:
     waits = engine.waits == "answer" and engine.is_at_one_line
     if not waits or motions.keys() != run.by_rank.keys():
         return
-    came = {
-        rank: Came.BACK if motion.waits == "queue" else Came.INSIDE
-        for rank, motion in motions.items()
-    }
-    if Came.BACK not in came.values() or any(one.op for one in motions.values()):
+    came = {rank: _came_as_seen(motion) for rank, motion in motions.items()}
+    idle = {Came.BACK, Came.NOT_TAKEN}.intersection(came.values())
+    if not idle or any(one.op for one in motions.values()):
         return  # a collective may keep them
-    at_it = tuple(rank for rank, one in came.items() if one is Came.INSIDE)
+    at_it = tuple(rank for rank, one in came.items() if one is not Came.BACK)
     yield Unanswered(
         pid=engine.worker.pid,
         name="",
@@ -100,7 +105,14 @@ def _seen(case: Case) -> Iterator[Unanswered]:
         workers=came,
         awaited=at_it or tuple(came),
         shares={rank: motions[rank].cpu for rank in at_it if motions[rank].condition == "moving"},
+        stopped=frozenset(n for n, one in motions.items() if one.condition == "stopped"),
     )
+
+
+def _came_as_seen(motion: Motion) -> Came:
+    if motion.condition == "stopped":
+        return Came.NOT_TAKEN
+    return Came.BACK if motion.waits == "queue" else Came.INSIDE
 
 
 def _recorded(case: Case) -> Iterator[Unanswered]:
@@ -130,6 +142,7 @@ def _recorded(case: Case) -> Iterator[Unanswered]:
             workers={rank.rank: _came(rank, sent) for rank in workers},
             awaited=tuple(rank.rank for rank in awaited),
             shares={rank: share for rank, share in shares.items() if share is not None},
+            stopped=frozenset(rank.rank for rank in workers if rank.details.get("stopped")),
         )
 
 

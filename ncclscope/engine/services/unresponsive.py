@@ -48,13 +48,22 @@ def _unresponsive(records: Records) -> Iterator[Unresponsive]:
             yield Unresponsive(one, Unheard.BLOCKED, blocked)
         elif is_over and silent >= DEAD_SECONDS and _may_be_missed(one):
             yield Unresponsive(one, Unheard.SILENT, silent)
-    known = {one.pid for one in run.others}
-    for seen in () if run.snapshot is None else read_servers(run.snapshot):
+    if run.snapshot is None:
+        return
+    known = {one.pid for one in (*run.ranks, *run.others) if one.details.get("stopped")}
+    for seen in (*read_motions(run.snapshot).values(), *read_servers(run.snapshot)):
         if seen.condition == "stopped" and seen.worker.pid not in known:
-            yield Unresponsive(_server(seen.worker), Unheard.STOPPED)
+            one = run.by_rank.get(seen.worker.rank)
+            yield Unresponsive(one or as_process(seen.worker), Unheard.STOPPED)
+    recorded = {one.pid for one in run.others if LOOP in one.activities}
+    for seen in read_servers(run.snapshot):
+        held = seen.condition == "still" and seen.waits != "queue" and seen.is_at_one_line
+        if held and run.snapshot.gap >= records.live_stall_seconds:
+            if seen.worker.pid not in recorded:
+                yield Unresponsive(as_process(seen.worker), Unheard.BLOCKED, run.snapshot.gap)
 
 
-def _server(seen: Worker) -> Rank:
+def as_process(seen: Worker) -> Rank:
     """Return a server without a record as a process."""
     role = COORDINATOR if seen.title.partition("::")[2].startswith("DPCoord") else FRONTEND
     return Rank(-1, host=seen.host, pid=seen.pid, details={"role": role})

@@ -32,6 +32,9 @@ LOOP = stack("vllm/v1/engine/core.py:1460 run_busy_loop")
 INPUT = (*LOOP, *stack("queue.py:171 get", "threading.py:327 wait"))
 LOCK = (*LOOP, *stack("vllm/v1/core/sched/scheduler.py:9 schedule", "threading.py:1119 join"))
 SPINS = (*LOOP, *stack("plugin.py:7 schedule"))
+ANSWER = (*LOOP, *stack("vllm/v1/executor/multiproc_executor.py:440 get_response"))
+POLL = stack("uvloop/__init__.py:92 run", "zmq/sugar/poll.py:106 poll")
+ROUTE = stack("uvloop/__init__.py:92 run", "routes.py:7 health", "threading.py:1119 join")
 SYNC = (*LOOP, *stack(f"{C10D}:3000 all_reduce"))
 
 
@@ -78,6 +81,50 @@ def test_an_engine_may_wait_for_workers_that_are_at_work(found: Worker, status: 
     moves = [worker(rank, LOOP, SPINS, cpu=1.0) for rank in (0, 1)]
 
     assert verdict_of(snapshot(moves, engines=(found,))).status == status
+
+
+def server(*samples: Sequence[Frame], title: str = "python serve.py", **fields: Any) -> Worker:
+    return replace(worker(0, *samples, **fields), rank=-1, pid=800, title=title)
+
+
+@pytest.mark.parametrize(
+    ("found", "gap", "status"),
+    [
+        (server(ROUTE), 3.0, "unknown"),
+        (server(ROUTE), 12.0, "hung"),
+        (server(POLL), 12.0, "ok"),
+        (server(POLL, state="T"), 3.0, "unknown"),
+        (server(POLL, state="T", title="VLLM::DPCoordinator"), 3.0, "unknown"),
+    ],
+    ids=["held", "held for long", "waits", "stopped", "coordinator"],
+)
+def test_a_server_that_is_held_gives_no_work(found: Worker, gap: float, status: str) -> None:
+    verdict = verdict_of(snapshot(idle(), gap, engines=(engine(INPUT),), servers=(found,)))
+
+    assert verdict.status == status
+    assert ("pid 800" in verdict.summary) == (status != "ok")
+
+
+def test_a_stopped_coordinator_wakes_no_engine() -> None:
+    stuck = [worker(0, in_collective("all_reduce", 10)), worker(1, WORKER)]
+    found = server(POLL, state="T", title="VLLM::DPCoordinator")
+    engines = (engine(INPUT), replace(engine(ANSWER), pid=901))
+    verdict = verdict_of(snapshot(stuck, 3.0, engines=engines, servers=(found,)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("rpc_stalled", ())
+    assert "(pid 800)" in verdict.summary
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_the_only_worker_is_stopped(answer: bool) -> None:
+    stopped = [worker(0, WORKER, state="T")]
+    found = engine(ANSWER if answer else INPUT)
+    verdict = verdict_of(snapshot(stopped, 3.0, engines=(found,)))
+
+    assert verdict.status == ("hung" if answer else "unknown")
+    assert verdict.diverging_ranks == ({0} if answer else set())
+    assert "stopped by a signal" in verdict.summary
 
 
 def test_ranks_that_diverged_come_before_their_engine() -> None:

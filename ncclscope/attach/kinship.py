@@ -23,6 +23,8 @@ from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
 
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+_PORT = 8000
+"""Port of a server of vLLM's without that option."""
 _NUMBERS = re.compile(r"\d+")
 _LAUNCHERS = {"torchrun", "ncclscope", "py-spy", "accelerate", "deepspeed", "mpirun", "horovodrun"}
 _LAUNCHING_MODULES = {
@@ -160,6 +162,15 @@ def servers_of(
         beside = [one for one in below(pid) if is_server_title(one.title)]
         found.update({one.pid: one for one in (describe(pid), *beside) if one.python})
     return list(found.values())
+
+
+def served_port(words: Sequence[str]) -> int:
+    """Return the port on which a server of vLLM's serves, by its command line."""
+    options = (word.partition("=") for word in words)
+    for (name, _, value), following in zip(options, [*words[1:], ""], strict=False):
+        if name == "--port" and (value or following).isdecimal():
+            return int(value or following)
+    return _PORT
 
 
 def _ranks_among(descendants: Sequence[Candidate], above: Candidate) -> Iterable[Candidate]:

@@ -18,8 +18,8 @@ from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
 from ncclscope.attach.host.queues import with_queues
-from ncclscope.attach.host.sockets import accepted, lost_peers, socket_source
-from ncclscope.attach.kinship import engines_of, servers_of
+from ncclscope.attach.host.sockets import accepted, clients, lost_peers, socket_source
+from ncclscope.attach.kinship import engines_of, served_port, servers_of
 from ncclscope.attach.processes import (
     Placed,
     children,
@@ -180,7 +180,13 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         gap=round(gap, 2),
         workers=workers,
         engines=tuple(_worker(one, samples) for one in engines),
-        servers=tuple(_worker(one, samples) for one in servers),
+        servers=tuple(
+            replace(
+                _worker(one, samples),
+                clients=clients(one.candidate.pid, served_port(one.candidate.words)),
+            )
+            for one in servers
+        ),
         sources=_relevant(
             placed,
             _ring_source(workers, rings),

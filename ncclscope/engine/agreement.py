@@ -24,6 +24,7 @@ from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.engine.waits.passed_by import passed_by
 from ncclscope.model import Finding, Rank, Run, State
+from ncclscope.model.activities import LOOP
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.wording.names import call_on, plural, ranks_text, sentence
@@ -213,6 +214,8 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     if len(resting) == len(motions):
         if silent := _silent(case, motions):
             return Agreement("unknown", Why.SILENT.of(silent) + agree)
+        if connected := _clients(run, snapshot):
+            return Agreement("unknown", Why.CLIENTS.of(plural(connected, "connection")) + agree)
         gone = [number for number in resting if _exited(run, number)]
         text = Why.OTHERS_WAIT.of(gone) if gone else str(Why.ALL_WAIT)
         return Agreement("ok", text + agree)
@@ -224,6 +227,12 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     still = [rank for rank in motions if rank not in moving and rank not in resting]
     text = Why.STILL.of(still, snapshot.gap)
     return Agreement("unknown", f"{text}{agree}{not_recorded(coverage.unseen)}")
+
+
+def _clients(run: Run, snapshot: Snapshot) -> int:
+    """Return how many clients are connected to servers that have not recorded their requests."""
+    recorded = {one.pid for one in run.others if LOOP in one.activities}
+    return sum(one.clients for one in snapshot.servers if one.pid not in recorded)
 
 
 def _silent(case: Case, motions: Mapping[int, Motion]) -> float:

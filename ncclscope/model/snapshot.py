@@ -150,6 +150,7 @@ class Worker:
         lost_peers: Connections whose other side does not answer, one line each.
         accepted: For each port that it listens on: the ranks whose connections it has accepted
             there, -1 for any other process. Ports without connections are left out.
+        clients: Of a server: connections to the port on which it serves.
     """
 
     pid: int
@@ -166,6 +167,7 @@ class Worker:
     host: str = ""
     lost_peers: tuple[str, ...] = ()
     accepted: tuple[tuple[int, ...], ...] = ()
+    clients: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Why(Phrase):
     )
     GO_ON = "Some ranks go on. {} A thread of it that is late looks the same."
     MOVES = "The job moves: {} posted calls within the {:.0f} s between two samples."
+    CLIENTS = (
+        "All ranks wait for work, and their server has {} of clients: stacks do not show whether "
+        "these wait for answers."
+    )
     ONE_PROCESS = "There is only one process, and none to compare it with."
     HAD_ENDED = "{:^} had ended when the processes were sampled, and no record shows how."
     WORKERS_WAIT = "{} Its workers wait for work."

@@ -12,7 +12,7 @@ import pytest
 
 from ncclscope.attach.bundle import redact
 from ncclscope.attach.candidate import Candidate
-from ncclscope.attach.kinship import engines_of
+from ncclscope.attach.kinship import engines_of, served_port
 from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.snapshot import Frame, Worker
@@ -103,6 +103,28 @@ def test_a_server_that_is_held_gives_no_work(found: Worker, gap: float, status: 
 
     assert verdict.status == status
     assert ("pid 800" in verdict.summary) == (status != "ok")
+
+
+@pytest.mark.parametrize(("clients", "status"), [(0, "ok"), (2, "unknown")])
+def test_clients_of_a_server_without_a_record_may_wait(clients: int, status: str) -> None:
+    found = replace(server(POLL), clients=clients)
+    verdict = verdict_of(snapshot(idle(), engines=(engine(INPUT),), servers=(found,)))
+
+    assert verdict.status == status
+    assert ("2 connections" in verdict.summary) == bool(clients)
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        ("vllm serve m --port 8123 -tp 2", 8123),
+        ("python -m vllm.entrypoints.openai.api_server --port=8124", 8124),
+        ("vllm serve m --port", 8000),
+        ("", 8000),
+    ],
+)
+def test_the_port_of_a_server(words: str, port: int) -> None:
+    assert served_port(words.split()) == port
 
 
 def test_a_stopped_coordinator_wakes_no_engine() -> None:

@@ -91,6 +91,15 @@ def _accepted(table: Sequence[_Connection], owner: Mapping[object, int]) -> _Acc
     return tuple(tuple(sorted(peers)) for _, peers in sorted(ports.items()) if peers)
 
 
+def clients(pid: int, port: int, proc: Path = Path("/proc")) -> int:
+    """Return how many connections a process has on a port of its own."""
+    home = proc / str(pid)
+    inodes = _inodes(home)
+    table = [*_connections(home / "net/tcp"), *_connections(home / "net/tcp6")]
+    own = (one for one in table if one.inode in inodes and one.state == _ESTABLISHED)
+    return sum(one.local[1] == port for one in own)
+
+
 def socket_source(workers: Sequence[Worker]) -> Source:
     """Return the source ``sockets``: how many connections are lost."""
     lost = sum(len(worker.lost_peers) for worker in workers)

@@ -58,9 +58,9 @@ def _unresponsive(records: Records) -> Iterator[Unresponsive]:
     recorded = {one.pid for one in run.others if LOOP in one.activities}
     for seen in read_servers(run.snapshot):
         held = seen.condition == "still" and seen.waits != "queue" and seen.is_at_one_line
-        if held and run.snapshot.gap >= records.live_stall_seconds:
-            if seen.worker.pid not in recorded:
-                yield Unresponsive(as_process(seen.worker), Unheard.BLOCKED, run.snapshot.gap)
+        is_new = seen.worker.pid not in recorded
+        if held and is_new and run.snapshot.gap >= records.live_stall_seconds:
+            yield Unresponsive(as_process(seen.worker), Unheard.BLOCKED, run.snapshot.gap)
 
 
 def as_process(seen: Worker) -> Rank:

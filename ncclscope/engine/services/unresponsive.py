@@ -53,8 +53,8 @@ def _unresponsive(records: Records) -> Iterator[Unresponsive]:
     known = {one.pid for one in (*run.ranks, *run.others) if one.details.get("stopped")}
     for seen in (*read_motions(run.snapshot).values(), *read_servers(run.snapshot)):
         if seen.condition == "stopped" and seen.worker.pid not in known:
-            one = run.by_rank.get(seen.worker.rank)
-            yield Unresponsive(one or as_process(seen.worker), Unheard.STOPPED)
+            rank = run.by_rank.get(seen.worker.rank)
+            yield Unresponsive(rank or as_process(seen.worker), Unheard.STOPPED)
     recorded = {one.pid for one in run.others if LOOP in one.activities}
     for seen in read_servers(run.snapshot):
         held = seen.condition == "still" and seen.waits != "queue" and seen.is_at_one_line

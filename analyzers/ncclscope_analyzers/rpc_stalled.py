@@ -23,6 +23,7 @@ from ncclscope.engine.services.unresponsive import (
     unresponsive,
     without_work,
 )
+from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import doing, lasting
 from ncclscope.model import Finding, Rank
 from ncclscope.model.activities import INPUT, RAISED, REQUESTS
@@ -153,7 +154,7 @@ def _gone(case: Case) -> list[Finding]:
     fallen, engines = engines_fallen(case.run), engines_gone(case.run)
     if fallen and not case.stalled:
         return [_fallen(case, fallen[0])]
-    if not engines or case.waits.pending_calls:
+    if not engines or waiting_in_calls(case):
         return []
     who = " and ".join(_name(case, one) for one in engines)
     others = [one for one in case.run.others if one not in engines and RAISED in one.activities]
@@ -196,7 +197,7 @@ def _unheard(case: Case) -> Iterable[Finding]:
         yield _not_woken(case, *without)
         return
     found, (count, seconds) = unresponsive(case), open_requests(case)
-    if case.waits.pending_calls:
+    if waiting_in_calls(case):
         return
     blocks = any(one.how is Unheard.BLOCKED for one in found)
     if found and count:

@@ -33,6 +33,9 @@ LATE = "late"
 _BUSY = 0.1
 """Share of a core from which on a process is at work. One that is blocked, or polls each
 millisecond, uses less than 0.05; one that computes on a crowded host gets no whole core."""
+_COMPILES = 0.02
+"""The same for one that noted that it compiles or loads: others may do so for it. While it waits for
+a lock, it uses less than 0.005."""
 _JUST_NOW = 3.0
 """Seconds for which a rank that goes on may have posted nothing."""
 _LEAST_SECONDS = 2.0
@@ -245,8 +248,8 @@ def share_of_core(case: Case, number: int) -> float | None:
     noted = doing(rank)
     if is_idle(rank) or uses_unrecorded(rank) or not (noted is None or noted.is_work):
         return None
-    share = _since_newest_call(rank)
-    return share if share is not None and share >= _BUSY else None
+    share, least = _since_newest_call(rank), _BUSY if noted is None else _COMPILES
+    return share if share is not None and share >= least else None
 
 
 def _since_newest_call(rank: Rank) -> float | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
+from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import lasting
 from ncclscope.model import Activity, Rank
 from ncclscope.model.activities import WORK
@@ -126,8 +127,8 @@ def _recorded(case: Case) -> Iterator[Unanswered]:
             continue
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
         numbers = {rank.rank for rank in workers}
-        if not workers or numbers & case.waits.pending_calls.keys():
-            continue  # a collective keeps the worker, or its peers
+        if not workers or numbers & waiting_in_calls(case):
+            continue  # a call keeps the worker, or its peers
         if any(case.how_it_ended(rank) for rank in workers):
             continue
         one = 0 < sent.number <= len(workers)

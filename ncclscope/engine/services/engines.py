@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.activities import RAISED
 
@@ -35,7 +36,7 @@ class Apart:
 
 def engines_apart(case: Case) -> Iterator[Apart]:
     """Yield the calls in which engines wait for others, where no worker waits in a collective."""
-    if case.waits.pending_calls:
+    if waiting_in_calls(case):
         return
     groups: dict[str, list[Rank]] = {}
     for process in case.run.others:

@@ -95,6 +95,11 @@ def wait_graph(case: Case) -> WaitGraph:
     return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
 
 
+def waiting_in_calls(case: Case) -> frozenset[int]:
+    """Return the ranks that wait in collectives or transfers."""
+    return frozenset({*case.waits.pending_calls, *wait_graph(case).waiting})
+
+
 def _blocks(case: Case, divergence: Divergence) -> bool:
     """Return whether calls that differ hold their ranks up.
 

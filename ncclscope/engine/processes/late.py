@@ -34,8 +34,8 @@ _BUSY = 0.1
 """Share of a core from which on a process is at work. One that is blocked, or polls each
 millisecond, uses less than 0.05; one that computes on a crowded host gets no whole core."""
 _COMPILES = 0.02
-"""The same for one that noted that it compiles or loads: others may do so for it. While it waits for
-a lock, it uses less than 0.005."""
+"""The same for one that noted that it compiles or loads: others may do so for it. While it waits
+for a lock, it uses less than 0.005."""
 _JUST_NOW = 3.0
 """Seconds for which a rank that goes on may have posted nothing."""
 _LEAST_SECONDS = 2.0

@@ -84,7 +84,7 @@ def posting(
     read: Callable[..., tuple[Any, ...]] | None,
     groups: dict[int, list[int]],
     suppressing: dict[int, int],
-    plan: tuple[str, int, int] | None,
+    plan: tuple[Any, ...] | None,
     plain: dict[type, bool] = ...,
     modes: tuple[Callable[[], Any], ...] = ...,
     /,

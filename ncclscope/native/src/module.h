@@ -38,8 +38,6 @@ PyObject *ns_replaced(PyObject *module, PyObject *args);
 PyObject *ns_grouped(PyObject *module, PyObject *args);
 PyObject *ns_waited(PyObject *module, PyObject *args);
 bool ns_replaced_ready(void); /* false with an error set */
-PyObject *ns_call_as_given(PyObject *function, PyObject *const *args, Py_ssize_t count,
-                           PyObject *keywords);
 
 extern PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
 

@@ -6,6 +6,7 @@
 #include <structmember.h>
 
 #include "addresses.h"
+#include "arguments.h"
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
@@ -15,6 +16,7 @@
 
 typedef struct Replaced {
     PyObject_HEAD
+    ns_vector_call call;
     PyObject *attributes;
     PyObject *function; /* the method itself */
     PyObject *patch;
@@ -46,12 +48,12 @@ static bool is_active(const Replaced *self)
 }
 
 /* Whether a call enqueues anything; if it is not known, Python meets the same trouble. */
-static bool is_on(const Replaced *self, PyObject *args)
+static bool is_on(const Replaced *self, const ns_arguments *given)
 {
     if (!self->can_be_off)
         return true;
-    PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
-    PyObject *disabled = thing ? PyObject_GetAttr(thing, disabled_name) : NULL;
+    PyObject *disabled =
+        ns_positional_count(given) ? PyObject_GetAttr(given->args[0], disabled_name) : NULL;
     bool on = disabled == Py_False;
     Py_XDECREF(disabled);
     return on;
@@ -74,10 +76,10 @@ static bool contained(const Replaced *self)
 }
 
 /* As posted_calls.on_cpu(); -1 for an error. */
-static int on_cpu(PyObject *args)
+static int on_cpu(const ns_arguments *given)
 {
-    for (Py_ssize_t at = 1; at < PyTuple_Size(args); at++) {
-        PyObject *item = PyTuple_GetItem(args, at);
+    for (Py_ssize_t at = 1; at < ns_positional_count(given); at++) {
+        PyObject *item = given->args[at];
         for (int is_list; (is_list = PyList_Check(item)) || PyTuple_Check(item);) {
             if (!(is_list ? PyList_Size(item) : PyTuple_Size(item)))
                 break;
@@ -97,11 +99,12 @@ static int on_cpu(PyObject *args)
 }
 
 /* Keep a work until the program waits for it; 1 if it is kept, 0 if Python must, -1 for an error. */
-static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *work)
+static int keep(const Replaced *self, const ns_recorded *call, const ns_arguments *given,
+                PyObject *work)
 {
     if (work == Py_None || ns_addresses_count(self->pending) >= self->most)
         return 0;
-    int waits = call->waits < 0 ? on_cpu(args) : call->waits;
+    int waits = call->waits < 0 ? on_cpu(given) : call->waits;
     if (waits < 0)
         return -1;
     PyObject *entry =
@@ -112,14 +115,17 @@ static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, P
 }
 
 /* Do what follows a call that returned; false if its result is lost to an error. */
-static bool finish(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *result)
+static bool finish(const Replaced *self, const ns_recorded *call, const ns_arguments *given,
+                   PyObject *result)
 {
-    int kept = self->most > 0 ? keep(self, call, args, result) : 0;
+    int kept = self->most > 0 ? keep(self, call, given, result) : 0;
     if (kept == 0) {
-        PyObject *position = PyLong_FromLongLong(call->position);
+        PyObject *args = ns_positional(given);
+        PyObject *position = args ? PyLong_FromLongLong(call->position) : NULL;
         PyObject *done = position ? PyObject_CallFunctionObjArgs(self->after, call->handle, position,
                                                                  args, result, NULL)
                                   : NULL;
+        Py_XDECREF(args);
         Py_XDECREF(position);
         Py_XDECREF(done);
         kept = done ? 1 : -1;
@@ -141,28 +147,30 @@ static void note_raised(const Replaced *self, const ns_recorded *call)
     PyErr_Restore(type, error, trace);
 }
 
-static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keywords)
+static PyObject *enqueue(const Replaced *self, const ns_arguments *given)
 {
     PyObject *result;
     ns_recorded call;
-    bool is_recorded = is_active(self) && is_on(self, args)
-                       && ns_record_call(self->method, args, keywords, &call);
-    if (!is_recorded) {
+    if (!is_active(self)) {
         PyErr_Clear();
-        return PyObject_Call(self->slow, args, keywords);
+        return ns_call_as_given(self->function, given);
+    }
+    if (!is_on(self, given) || !ns_record_call(self->method, given, &call)) {
+        PyErr_Clear();
+        return ns_call_as_given(self->slow, given);
     }
     if (PySet_Size(self->listeners) > 0) {
         ns_announce(call.channel);
-        result = PyObject_Call(self->function, args, keywords);
+        result = ns_call_as_given(self->function, given);
         ns_conclude();
     } else {
-        result = PyObject_Call(self->function, args, keywords);
+        result = ns_call_as_given(self->function, given);
     }
     if (!result)
         note_raised(self, &call);
     else if (self->most < 0)
         ns_advance(call.channel->ring, call.position, COMPLETED);
-    else if (self->after != Py_None && !finish(self, &call, args, result))
+    else if (self->after != Py_None && !finish(self, &call, given, result))
         Py_CLEAR(result);
     Py_DECREF(call.handle);
     return result;
@@ -207,11 +215,11 @@ static bool completed(const Replaced *self, PyObject *work)
 }
 
 /* End a group whether or not the method that ends it has failed, whose error stays. */
-static PyObject *end_group(const Replaced *self, PyObject *args, PyObject *keywords)
+static PyObject *end_group(const Replaced *self, const ns_arguments *given)
 {
     PyObject *type, *error, *trace;
     bool active = is_active(self);
-    PyObject *result = PyObject_Call(self->function, args, keywords);
+    PyObject *result = ns_call_as_given(self->function, given);
     if (!active)
         return result;
     PyErr_Fetch(&type, &error, &trace);
@@ -233,26 +241,27 @@ static PyObject *end_group(const Replaced *self, PyObject *args, PyObject *keywo
     return result;
 }
 
-static PyObject *open_group(const Replaced *self, PyObject *args, PyObject *keywords)
+static PyObject *open_group(const Replaced *self, const ns_arguments *given)
 {
-    PyObject *result = PyObject_Call(self->function, args, keywords);
+    PyObject *result = ns_call_as_given(self->function, given);
     if (result && is_active(self) && !ns_group_enter(self->groups, self->numbers)
         && !contained(self))
         Py_CLEAR(result);
     return result;
 }
 
-static PyObject *call(PyObject *object, PyObject *args, PyObject *keywords)
+static PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names)
 {
     const Replaced *self = (Replaced *)object;
+    const ns_arguments all = {args, flagged, names}, *given = &all;
     if (self->groups)
-        return self->numbers ? open_group(self, args, keywords) : end_group(self, args, keywords);
+        return self->numbers ? open_group(self, given) : end_group(self, given);
     if (self->slow)
-        return enqueue(self, args, keywords);
-    PyObject *result = PyObject_Call(self->function, args, keywords);
-    if (!result || PyTuple_Size(args) < 1)
+        return enqueue(self, given);
+    PyObject *result = ns_call_as_given(self->function, given);
+    if (!result || !ns_positional_count(given))
         return result;
-    if (is_active(self) && !completed(self, PyTuple_GetItem(args, 0)) && !contained(self))
+    if (is_active(self) && !completed(self, args[0]) && !contained(self))
         Py_CLEAR(result);
     return result;
 }
@@ -278,6 +287,7 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
         Py_XDECREF(state);
         return NULL;
     }
+    self->call = call;
     self->attributes = PyDict_New();
     self->function = function;
     self->patch = patch;
@@ -402,6 +412,7 @@ static void replaced_free(PyObject *object)
 
 static PyMemberDef members[] = {
     {"__dictoffset__", T_PYSSIZET, offsetof(Replaced, attributes), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Replaced, call), READONLY, NULL},
     {0},
 };
 static PyGetSetDef getset[] = {
@@ -410,13 +421,13 @@ static PyGetSetDef getset[] = {
 };
 static PyType_Slot slots[] = {
     {Py_tp_dealloc, replaced_free}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
-    {Py_tp_call, call},             {Py_tp_descr_get, bound},   {Py_tp_members, members},
+    {Py_tp_call, ns_call_by_vector}, {Py_tp_descr_get, bound},  {Py_tp_members, members},
     {Py_tp_getset, getset},         {0},
 };
 static PyType_Spec spec = {
     "ncclscope.native._core.Replaced", sizeof(Replaced), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR
-        | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        | Py_TPFLAGS_DISALLOW_INSTANTIATION | NS_HAVE_VECTORCALL,
     slots,
 };
 

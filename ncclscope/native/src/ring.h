@@ -105,6 +105,9 @@ uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count);           
 bool ns_holds(const ns_ring *ring, uint32_t place); /* whether a list is not overwritten soon */
 /* Copy a list; returns its length, or -1 if there is none or it has been overwritten. */
 int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room);
+/* Whether a list has these sizes, and is not overwritten soon. */
+bool ns_same_sizes(const ns_ring *ring, uint32_t place, const int64_t *sizes, size_t count);
+uint32_t ns_place_of_sizes(const void *fixed); /* of a call's packed parameters */
 
 /* Return the writing end of a new communicator, whose text `json` is as in layout.py. One without
  * room has the number 0: its calls are recorded, but not as its own. NULL without memory. */

@@ -218,7 +218,7 @@ def recorder(
     core: Any,
     posts: dict[int, Any],
     read: Callable[..., tuple[Any, ...]] | None,
-    plan: tuple[str, int, int] | None,
+    plan: tuple[Any, ...] | None,
     *operator: Any,
 ) -> Any:
     """Return what records a method's calls in C if their parameters and call sites are known.
@@ -227,7 +227,7 @@ def recorder(
         core: The core.
         posts: Of the objects with the method, by ``id()``; see :func:`post_of`.
         read: Return the call's parameters from its arguments; None if only `plan` does.
-        plan: As the arguments of :func:`posting.plan`.
+        plan: What :func:`posting.plan` has noted.
         operator: For torch's operators, the types of plain tensors and the active modes.
 
     Returns:

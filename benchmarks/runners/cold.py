@@ -30,6 +30,7 @@ from ncclscope.tracing import session
 from ncclscope_patches.probes.c10d import C10dProbe
 from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
 from ncclscope_patches.vllm.queues import VllmQueues
+from ncclscope_patches.vllm.service import VllmEngineInput, VllmRequests, VllmScheduler
 from ncclscope_patches.vllm.steps import VllmSteps
 
 __all__ = ["Cost", "measure"]
@@ -147,11 +148,19 @@ def _turns(stack: ExitStack) -> Mapping[str, Turn]:
 
     queues, queue = _stand_in(stack, VllmQueues(), "MessageQueue", "enqueue", "dequeue")
     steps, worker = _stand_in(stack, VllmSteps(), "Worker", "execute_model", "sample_tokens")
+    inputs, engine = _stand_in(stack, VllmEngineInput(), "EngineCoreProc", "_process_input_queue")
+    schedules, scheduler = _stand_in(
+        stack, VllmScheduler(), "Scheduler", "schedule", "set_pause_state"
+    )
+    answers, answered = _stand_in(
+        stack, VllmRequests(), "OutputProcessor", "add_request", "process_outputs", "abort_requests"
+    )
+    output = SimpleNamespace(total_num_scheduled_tokens=17)
+    type(scheduler).planned, type(answered).request_states = output, dict.fromkeys(range(32))
     graphs, graph = _stand_in(stack, CudaGraphProbe(), "CUDAGraph", "replay")
     comms = [tracer.communicator(f"cold {n}", f"tp:{n}", [0, 1], "nccl") for n in range(3)]
     graphs._graphs[id(graph)] = captured(tracer, comms, 62)
     asked = ("execute_model", (), {}, None)
-    output = SimpleNamespace(total_num_scheduled_tokens=17)
     return {
         "c10d, all_reduce": _switched(c10d, reduce),
         "pynccl, an all_gather": pynccl(gather),
@@ -163,6 +172,9 @@ def _turns(stack: ExitStack) -> Mapping[str, Turn]:
         "vLLM's dequeue": _switched(queues, lambda: queue.dequeue(indefinite=True)),
         "vLLM's execute_model": _switched(steps, lambda: worker.execute_model(output)),
         "vLLM's sample_tokens": _switched(steps, lambda: worker.sample_tokens(None)),
+        "vLLM's _process_input_queue": _switched(inputs, lambda: engine._process_input_queue()),
+        "vLLM's schedule": _switched(schedules, lambda: scheduler.schedule()),
+        "vLLM's process_outputs": _switched(answers, lambda: answered.process_outputs([output])),
     }
 
 
@@ -213,10 +225,10 @@ def _stand_in(stack: ExitStack, probe: Any, name: str, *methods: str) -> tuple[A
     """Install a probe on a class whose methods do nothing."""
     module: Any = ModuleType("benchmarks.runners.stand_in")
 
-    def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
-        return None
+    def nothing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.planned
 
-    cls = type(name, (), dict.fromkeys(methods, nothing))
+    cls = type(name, (), {**dict.fromkeys(methods, nothing), "planned": None})
     setattr(module, name, cls)
     probe.active = True
     probe.install(module)

@@ -83,6 +83,7 @@ class NativeWriter(RingWriter):
         path = os.fsencode(place.path)
         self.core = core.open_ring(place.descriptor, self.capacity, device, path, CLOCK & MASK)
         self._part = core.part
+        self._activity = self.core.activity
         for name in (
             "post",
             "post_p2p",

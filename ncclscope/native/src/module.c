@@ -12,6 +12,7 @@
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
+#include "noted.h"
 #include "place.h"
 
 PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
@@ -543,6 +544,7 @@ static PyObject *sign(PyObject *Py_UNUSED(module), PyObject *args)
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef ring_methods[] = {
+    {"activity", ns_activity_new, METH_VARARGS, "Return the slot of an activity: offset, name."},
     {"advance", FAST(advance), "Set the state of the record at a position."},
     {"store_heartbeat", store_heartbeat, METH_NOARGS, "Store a heartbeat."},
     {"channel", channel, METH_VARARGS, "Return a new channel; its index is 0 without room."},
@@ -620,6 +622,7 @@ static PyMethodDef functions[] = {
     {"use_capturing", ns_use_capturing, METH_O, "Ask this whether a CUDA graph is captured."},
     {"replaced", ns_replaced, METH_VARARGS, "Return what replaces a method that enqueues."},
     {"grouped", ns_grouped, METH_VARARGS, "Return what replaces a method that opens or ends a group."},
+    {"noted", ns_noted_method, METH_VARARGS, "Return what replaces a method that is noted."},
     {"waited", ns_waited, METH_VARARGS, "Return what replaces a method that waits."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
     {"setter", ns_setter, METH_O, "Return an object that assigns a property and remembers it."},
@@ -661,7 +664,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
         || !ns_posting_ready() || !ns_kept_ready() || !ns_addresses_ready()
-        || !ns_replaced_ready())
+        || !ns_replaced_ready() || !ns_noted_ready())
         Py_CLEAR(made);
     return made;
 }

@@ -37,6 +37,7 @@ bool ns_posting_ready(void); /* false with an error set */
 PyObject *ns_replaced(PyObject *module, PyObject *args);
 PyObject *ns_grouped(PyObject *module, PyObject *args);
 PyObject *ns_waited(PyObject *module, PyObject *args);
+PyObject *ns_noted_method(PyObject *module, PyObject *args);
 bool ns_replaced_ready(void); /* false with an error set */
 
 extern PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;

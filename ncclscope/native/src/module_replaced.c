@@ -10,6 +10,7 @@
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
+#include "noted.h"
 #include "posting.h"
 
 #include <stdbool.h>
@@ -21,7 +22,7 @@ typedef struct Replaced {
     PyObject *function; /* the method itself */
     PyObject *patch;
     PyObject *state;     /* its __dict__ */
-    PyObject *pending;   /* works.pending, of addresses.h */
+    PyObject *pending;   /* works.pending, of addresses.h; NULL for a method that is noted */
     PyObject *slow;      /* records in Python; NULL for Work.wait() and for groups */
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
@@ -32,6 +33,7 @@ typedef struct Replaced {
     PyObject *numbers; /* of the groups that it opens; NULL if it ends them */
     PyObject *marked;  /* whether `ended` has work; of device_streams */
     PyObject *ended;   /* called after the end of a group, with whether that failed */
+    ns_noted *noted;   /* of a method that is noted while it runs; else NULL */
 } Replaced;
 
 static PyTypeObject *replaced_type;
@@ -250,10 +252,34 @@ static PyObject *open_group(const Replaced *self, const ns_arguments *given)
     return result;
 }
 
+/* Note an activity while the method runs, also if that fails, whose error stays. */
+static PyObject *note(const Replaced *self, const ns_arguments *given)
+{
+    ns_note noted;
+    int begun = is_active(self) ? ns_note_begin(self->noted, given, &noted) : 0;
+    if (PyErr_Occurred() && !contained(self))
+        return NULL;
+    PyObject *result = ns_call_as_given(self->function, given), *type, *error, *trace;
+    if (begun <= 0)
+        return result;
+    PyErr_Fetch(&type, &error, &trace);
+    if (!ns_note_end(&noted) && !contained(self)) {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+        Py_XDECREF(result);
+        return NULL;
+    }
+    PyErr_Restore(type, error, trace);
+    return result;
+}
+
 static PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names)
 {
     const Replaced *self = (Replaced *)object;
     const ns_arguments all = {args, flagged, names}, *given = &all;
+    if (self->noted)
+        return note(self, given);
     if (self->groups)
         return self->numbers ? open_group(self, given) : end_group(self, given);
     if (self->slow)
@@ -277,7 +303,7 @@ static PyObject *bound(PyObject *object, PyObject *owner, PyObject *Py_UNUSED(ty
 
 static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
 {
-    if (!ns_is_addresses(pending)) {
+    if (pending && !ns_is_addresses(pending)) {
         PyErr_SetString(PyExc_TypeError, "not a dict by id");
         return NULL;
     }
@@ -296,9 +322,10 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
     self->slow = self->method = self->after = self->listeners = NULL;
     self->most = self->can_be_off = 0;
     self->groups = self->numbers = self->marked = self->ended = NULL;
+    self->noted = NULL;
     Py_INCREF(function);
     Py_INCREF(patch);
-    Py_INCREF(pending);
+    Py_XINCREF(pending);
     return self;
 }
 
@@ -342,6 +369,26 @@ PyObject *ns_waited(PyObject *Py_UNUSED(module), PyObject *args)
     return (PyObject *)self;
 }
 
+PyObject *ns_noted_method(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *patch, *read, *open;
+    if (!PyArg_ParseTuple(args, "OOOO", &function, &patch, &read, &open))
+        return NULL;
+    Replaced *self = made(function, patch, NULL);
+    if (self && !(self->noted = ns_noted_new(read, open)))
+        Py_CLEAR(self);
+    if (self)
+        PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    if (((Replaced *)object)->noted)
+        ns_noted_forget(((Replaced *)object)->noted);
+    Py_RETURN_NONE;
+}
+
 PyObject *ns_grouped(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *patch, *pending, *groups, *numbers, *marked = NULL, *ended = NULL;
@@ -378,7 +425,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->pending);
     Py_VISIT(self->slow);
     Py_VISIT(self->after);
-    return 0;
+    return self->noted ? ns_noted_visit(self->noted, visit, arg) : 0;
 }
 
 /* Break cycles: all of them pass through these. A method that still runs has the rest. */
@@ -397,7 +444,7 @@ static void replaced_free(PyObject *object)
     Py_DECREF(self->function);
     Py_DECREF(self->patch);
     Py_DECREF(self->state);
-    Py_DECREF(self->pending);
+    Py_XDECREF(self->pending);
     Py_XDECREF(self->slow);
     Py_XDECREF(self->method);
     Py_XDECREF(self->after);
@@ -406,6 +453,7 @@ static void replaced_free(PyObject *object)
     Py_XDECREF(self->numbers);
     Py_XDECREF(self->marked);
     Py_XDECREF(self->ended);
+    ns_noted_free(self->noted);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }
@@ -415,6 +463,10 @@ static PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Replaced, call), READONLY, NULL},
     {0},
 };
+static PyMethodDef methods[] = {
+    {"forget", forget, METH_NOARGS, "Look for the slot of the activity again."},
+    {0},
+};
 static PyGetSetDef getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {0},
@@ -422,7 +474,7 @@ static PyGetSetDef getset[] = {
 static PyType_Slot slots[] = {
     {Py_tp_dealloc, replaced_free}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
     {Py_tp_call, ns_call_by_vector}, {Py_tp_descr_get, bound},  {Py_tp_members, members},
-    {Py_tp_getset, getset},         {0},
+    {Py_tp_getset, getset},         {Py_tp_methods, methods},   {0},
 };
 static PyType_Spec spec = {
     "ncclscope.native._core.Replaced", sizeof(Replaced), 0,

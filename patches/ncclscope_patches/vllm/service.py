@@ -41,7 +41,7 @@ class VllmEngineInput(Note):
     def install(self, module: Any) -> None:
         engine = getattr(module, "EngineCoreProc", None)
         if engine is not None:
-            put_noting(self, engine, "_process_input_queue", INPUT, lambda *_: _NOTHING)
+            put_noting(self, engine, "_process_input_queue", INPUT, _NOTHING)
 
 
 class VllmScheduler(Note):

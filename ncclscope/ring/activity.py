@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ncclscope.clock import now_ns
 from ncclscope.ring import layout
@@ -22,13 +22,9 @@ _MOST_WORDS = 256
 _SCRATCH = layout.MIRROR + layout.PAGE
 
 
-class Begun(NamedTuple):
-    """One begin of an activity; for :meth:`Slot.end`."""
-
-    turn: int
-    since: int
-    number: int
-    detail: int
+Begun = tuple[int, int, int, int]
+"""One begin of an activity, for :meth:`Slot.end`: how often it has begun, since when (nanoseconds
+since 1970), its number and the number of its detail."""
 
 
 class Slot:
@@ -83,19 +79,19 @@ class Slot:
             number: A number that identifies it, such as the step.
             since: When it began, nanoseconds since 1970; now by default.
         """
-        begun = Begun(
+        begun = (
             next(self.turns),
             since or now_ns(),
             min(max(number, 0), layout.MOST),
             self.words.get(detail) or self.word(detail),
         )
-        self.newest = begun.turn
+        self.newest = begun[0]
         self._store(begun, 0)
         return begun
 
     def end(self, begun: Begun) -> None:
         """Record that the activity has ended, unless it has begun again since."""
-        if begun.turn == self.newest:
+        if begun[0] == self.newest:
             self._store(begun, now_ns())
 
     def _store(self, begun: Begun, until: int) -> None:
@@ -135,13 +131,12 @@ class NativeSlot(Slot):
 
     def begin(self, detail: str | None = None, number: int = 0, since: int = 0) -> Begun:
         """Record that the activity begins; see :meth:`Slot.begin`."""
-        since, number = since or now_ns(), min(max(number, 0), layout.MOST)
-        word = self.words.get(detail) or self.word(detail)
-        return Begun(self.core.begin(since, number, word), since, number, word)
+        begun: Begun = self.core.begin(since, number, self.words.get(detail) or self.word(detail))
+        return begun
 
     def end(self, begun: Begun) -> None:
         """Record that the activity has ended, unless it has begun again since."""
-        self.core.end(*begun)
+        self.core.end(begun)
 
 
 class Activities:

@@ -132,11 +132,22 @@ static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t give
                                            moment.group, (uint32_t)moment.graph));
 }
 
+uint64_t ns_bounded(PyObject *number)
+{
+    static const long long most = ((long long)1 << 62) - 1; /* as layout.MOST */
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow)
+        value = overflow > 0 ? most : 0;
+    return (uint64_t)(value < 0 ? 0 : value > most ? most : value);
+}
+
 static PyObject *post_step(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     if (!check_count(given, 3, 3))
         return NULL;
-    uint64_t step = number(args, given, 0), held = number(args, given, 1);
+    uint64_t step = ns_bounded(args[0]);
+    uint64_t held = args[1] == Py_None ? 0 : ns_bounded(args[1]) + 1;
     int dummy = PyObject_IsTrue(args[2]);
     if (PyErr_Occurred())
         return NULL;

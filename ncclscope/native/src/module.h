@@ -24,6 +24,8 @@ typedef struct Part {
     ns_part part;
 } Part;
 
+/* Return an int from 0 to what a record holds, the nearest one; maybe with an error set. */
+uint64_t ns_bounded(PyObject *number);
 PyObject *ns_recorder(PyObject *module, PyObject *args);
 bool ns_record_ready(void); /* false with an error set */
 PyObject *ns_posting(PyObject *module, PyObject *args);

@@ -14,6 +14,7 @@ from typing import Any
 from ncclscope.clock import now_ns
 from ncclscope.model.activities import INPUT, PAUSED, REQUESTS, UNSCHEDULED
 from ncclscope.model.metadata import FRONTEND
+from ncclscope.ring.activity import Slot
 from ncclscope.tracing import session
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
@@ -96,7 +97,7 @@ class VllmRequests(Note):
 
     def __init__(self) -> None:
         super().__init__()
-        self._notes = Notes(REQUESTS)
+        self._slot: Slot | None = None
         self._phase: Phase | None = None
         session.on_reset(self._forget)
 
@@ -113,20 +114,27 @@ class VllmRequests(Note):
 
     def _counted(self, token: Any, _result: Any) -> None:
         """Note a number that an answer has not changed: clients come and give up in a hang, too."""
-        self._note(token[0][0], 0 if self._phase is None else self._phase[1].since)
+        self._note(token[0][0], 0 if self._phase is None else self._phase[1][1])
 
     def _note(self, processor: Any, since: int) -> None:
         waiting = len(processor.request_states)
         if waiting:
-            if self._notes.slot() is None and session.current() is not None:
-                session.describe(role=FRONTEND)
-            self._phase = self._notes.begin("", "", waiting, since)
+            slot = self._slot or self._open()
+            self._phase = None if slot is None else (slot, slot.begin("", waiting, since))
         elif self._phase is not None:
             leave(self._phase)
             self._phase = None
 
+    def _open(self) -> Slot | None:
+        tracer = session.current()
+        if tracer is None:
+            return None
+        session.describe(role=FRONTEND)
+        self._slot = tracer.activity(REQUESTS)
+        return self._slot
+
     def _forget(self) -> None:
-        self._phase = None
+        self._slot, self._phase = None, None
 
 
 def _unfinished(scheduler: Any) -> int:

@@ -207,7 +207,7 @@ static PyObject *assign(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "a property is assigned one value");
         return NULL;
     }
-    PyObject *done = PyObject_CallFunctionObjArgs(((Setter *)self)->assign, args[0], args[1], NULL);
+    PyObject *done = ns_call_as_given(((Setter *)self)->assign, &(ns_arguments){args, 2, NULL});
     if (!done)
         return NULL;
     Py_DECREF(done);

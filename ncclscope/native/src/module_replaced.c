@@ -15,6 +15,9 @@
 
 #include <stdbool.h>
 
+/* Exported by every CPython, though not of the Limited API. */
+extern PyTypeObject PyInstanceMethod_Type;
+
 typedef struct Replaced {
     PyObject_HEAD
     ns_vector_call call;
@@ -37,7 +40,7 @@ typedef struct Replaced {
 } Replaced;
 
 static PyTypeObject *replaced_type;
-static PyObject *cpu_name, *active_name, *disabled_name, *ring_name, *advance_name, *bind;
+static PyObject *func_name, *cpu_name, *active_name, *disabled_name, *ring_name, *advance_name, *bind;
 
 static bool is_active(const Replaced *self)
 {
@@ -301,6 +304,18 @@ static PyObject *bound(PyObject *object, PyObject *owner, PyObject *Py_UNUSED(ty
     return PyObject_CallFunctionObjArgs(bind, object, owner, NULL);
 }
 
+/* Return what a function of C++ wraps to be a method, which is called with the same arguments, or the
+ * function itself; a new reference. */
+static PyObject *without_wrapper(PyObject *function)
+{
+    PyObject *inner = Py_TYPE(function) == &PyInstanceMethod_Type ? PyObject_GetAttr(function, func_name) : NULL;
+    if (inner)
+        return inner;
+    PyErr_Clear();
+    Py_INCREF(function);
+    return function;
+}
+
 static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
 {
     if (pending && !ns_is_addresses(pending)) {
@@ -315,7 +330,7 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
     }
     self->call = call;
     self->attributes = PyDict_New();
-    self->function = function;
+    self->function = without_wrapper(function);
     self->patch = patch;
     self->pending = pending;
     self->state = state;
@@ -323,7 +338,6 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
     self->most = self->can_be_off = 0;
     self->groups = self->numbers = self->marked = self->ended = NULL;
     self->noted = NULL;
-    Py_INCREF(function);
     Py_INCREF(patch);
     Py_XINCREF(pending);
     return self;
@@ -488,12 +502,13 @@ bool ns_replaced_ready(void)
     PyObject *types = PyImport_ImportModule("types");
     bind = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
     Py_XDECREF(types);
+    func_name = PyUnicode_InternFromString("__func__");
     cpu_name = PyUnicode_InternFromString("is_cpu");
     active_name = PyUnicode_InternFromString("active");
     disabled_name = PyUnicode_InternFromString("disabled");
     ring_name = PyUnicode_InternFromString("ring");
     advance_name = PyUnicode_InternFromString("advance");
     replaced_type = (PyTypeObject *)PyType_FromSpec(&spec);
-    return bind && cpu_name && active_name && disabled_name && ring_name && advance_name
+    return bind && func_name && cpu_name && active_name && disabled_name && ring_name && advance_name
            && replaced_type;
 }

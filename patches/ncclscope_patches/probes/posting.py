@@ -43,8 +43,7 @@ def plan(
         names: Names of the method's parameters by position. Without them, a call with keyword
             arguments is left to `read` if the reduction may be among them.
     """
-    named = tuple(names[at] if 0 < at < len(names) else None for at in (tensor, redop, sizes))
-    read.plan = op, tensor, redop, sizes, named  # type: ignore[attr-defined]
+    read.plan = recording.planned(op, tensor, redop, sizes, names)  # type: ignore[attr-defined]
     return read
 
 

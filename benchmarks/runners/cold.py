@@ -3,13 +3,20 @@
 In a hot loop everything that a probe touches is in the processor's nearest cache. In a program
 that computes between its calls nothing is, and each object that is read comes from far
 away. Here all that is near is thrown out before each call, and single calls are timed.
+
+``python -m benchmarks.runners.cold FOLDER`` measures five times, in less than two minutes, and
+writes ``FOLDER/cold.txt``. It needs torch alone, and takes a GPU's tensors where there is a GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
+import os
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -58,18 +65,21 @@ class Cost:
     call: float
 
 
-def measure(directory: Path, *, rounds: int) -> dict[str, Cost]:
+def measure(*, rounds: int, repeats: int = 1) -> list[dict[str, Cost]]:
     """Measure each call and the same one that is not recorded in turns.
 
     Args:
-        directory: Where ``NCCLSCOPE_DIR`` points to.
         rounds: Calls of each, on and off, hot and cold.
+        repeats: How often all of them are measured. ``NCCLSCOPE_DIR`` names a place for the ring.
     """
     with ExitStack() as stack:
         torch.set_num_threads(1)
         dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
         stack.callback(dist.destroy_process_group)
-        found = {name: _compare(turn, rounds) for name, turn in _turns(stack).items()}
+        turns = _turns(stack)
+        found = [
+            {name: _compare(turn, rounds) for name, turn in turns.items()} for _ in range(repeats)
+        ]
         tracer = session.current()
         assert tracer is not None
         assert tracer.ring.position > rounds, "nothing was recorded"
@@ -107,7 +117,7 @@ def _compare(turn: Turn, rounds: int) -> Cost:
 
 def _turns(stack: ExitStack) -> Mapping[str, Turn]:
     """Return calls that pass through a probe and do nothing else."""
-    tensor = torch.zeros(15, 2)
+    tensor = torch.zeros(15, 2, device="cuda" if torch.cuda.is_available() else "cpu")
     c10d = C10dProbe()
     c10d.apply()
     stack.callback(c10d.revert)
@@ -123,7 +133,7 @@ def _turns(stack: ExitStack) -> Mapping[str, Turn]:
     direct.active = True
     traced, plain = pynccl_module(), pynccl_module()
     for module in (traced, plain):
-        _make_real(module.PyNcclCommunicator)
+        _make_real(module.PyNcclCommunicator, tensor.device)
     direct.install(traced)
     stack.callback(direct.revert)
     sizes = [15, 14]
@@ -178,7 +188,7 @@ def _turns(stack: ExitStack) -> Mapping[str, Turn]:
     }
 
 
-def _make_real(cls: Any) -> None:
+def _make_real(cls: Any, device: torch.device) -> None:
     """Let gathers do what vLLM's do on the host, up to a call through ctypes that does nothing."""
     nccl = ctypes.CDLL(None).getppid
     nccl.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -201,7 +211,7 @@ def _make_real(cls: Any) -> None:
         assert output_tensor.shape[0] == self.rows
         all_gather(self, output_tensor, input_tensor)
 
-    cls.device, cls.rows = torch.device("cpu"), 15
+    cls.device, cls.rows = device, 15
     cls.all_gather, cls.all_gatherv = all_gather, all_gatherv
 
 
@@ -234,3 +244,37 @@ def _stand_in(stack: ExitStack, probe: Any, name: str, *methods: str) -> tuple[A
     probe.install(module)
     stack.callback(probe.revert)
     return probe, cls()
+
+
+def main() -> None:
+    """Measure, and write the medians with the least and the most of the repeats."""
+    parser = argparse.ArgumentParser(prog="benchmarks.runners.cold", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ncclscope-bench-") as rings:
+        os.environ["NCCLSCOPE_DIR"] = rings
+        taken = measure(rounds=arguments.rounds, repeats=arguments.repeats)
+    has_gpu = torch.cuda.is_available()
+    lines = [
+        f"Python {sys.version.split()[0]}, torch {torch.__version__}, GPU: {has_gpu}",
+        f"{'a probe adds, ns':40} {'hot':>26} {'cold':>26} {'the call, cold':>16}",
+    ]
+    for name in taken[0]:
+        costs = [one[name] for one in taken]
+        hot, cold = (_spread([getattr(cost, way) for cost in costs]) for way in ("hot", "cold"))
+        call = statistics.median(cost.call for cost in costs)
+        lines.append(f"{name:40} {hot:>26} {cold:>26} {call:16,.0f}")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    text = "\n".join([*lines, ""])
+    (arguments.folder / "cold.txt").write_text(text)
+    print(text, end="")
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -169,7 +169,7 @@ def add_cold(table: Table, directory: Path, effort: Effort) -> None:
 
     say("probes with cold caches")
     add_header(table, "a probe adds, ns, medians", "hot", "cold", "of the call, cold")
-    for title, cost in cold.measure(directory / "cold", rounds=4 * effort.rounds).items():
+    for title, cost in cold.measure(rounds=4 * effort.rounds)[0].items():
         figures = f"{cost.hot:,.0f}", f"{cost.cold:,.0f}", f"{cost.cold / cost.call:.2f}"
         table.add_row(title, *figures)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from ncclscope.clock import now_ns
 from ncclscope.ring import layout
@@ -21,13 +22,9 @@ _MOST_WORDS = 256
 _SCRATCH = layout.MIRROR + layout.PAGE
 
 
-class Begun(NamedTuple):
-    """One begin of an activity; for :meth:`Slot.end`."""
-
-    turn: int
-    since: int
-    number: int
-    detail: int
+Begun = tuple[int, int, int, int]
+"""One begin of an activity, for :meth:`Slot.end`: how often it has begun, since when (nanoseconds
+since 1970), its number and the number of its detail."""
 
 
 class Slot:
@@ -53,6 +50,8 @@ class Slot:
 
     # Public for ncclscope_patches.probes.noting, which inlines begin() and end().
     __slots__ = ("_interner", "buffer", "name", "newest", "offset", "turns", "words")
+    core: Any = None
+    """What stores in C; None if this class does."""
 
     def __init__(
         self, buffer: mmap.mmap | bytearray, offset: int, name: int, interner: Interner
@@ -80,19 +79,19 @@ class Slot:
             number: A number that identifies it, such as the step.
             since: When it began, nanoseconds since 1970; now by default.
         """
-        begun = Begun(
+        begun = (
             next(self.turns),
             since or now_ns(),
             min(max(number, 0), layout.MOST),
             self.words.get(detail) or self.word(detail),
         )
-        self.newest = begun.turn
+        self.newest = begun[0]
         self._store(begun, 0)
         return begun
 
     def end(self, begun: Begun) -> None:
         """Record that the activity has ended, unless it has begun again since."""
-        if begun.turn == self.newest:
+        if begun[0] == self.newest:
             self._store(begun, now_ns())
 
     def _store(self, begun: Begun, until: int) -> None:
@@ -116,17 +115,48 @@ class Slot:
             _pack(self.buffer, offset, turn, since, until, number, name, detail, end, check)
 
 
+class NativeSlot(Slot):
+    """A slot in which the core in C stores, and counts the begins.
+
+    Args:
+        core: The core's slot of the activity.
+        interner: Stores the texts of details.
+    """
+
+    __slots__ = ("core",)
+
+    def __init__(self, core: Any, interner: Interner) -> None:
+        super().__init__(bytearray(), 0, 0, interner)
+        self.core = core
+
+    def begin(self, detail: str | None = None, number: int = 0, since: int = 0) -> Begun:
+        """Record that the activity begins; see :meth:`Slot.begin`."""
+        begun: Begun = self.core.begin(since, number, self.words.get(detail) or self.word(detail))
+        return begun
+
+    def end(self, begun: Begun) -> None:
+        """Record that the activity has ended, unless it has begun again since."""
+        self.core.end(begun)
+
+
 class Activities:
     """The activities of one ring.
 
     Args:
         buffer: The mapped file.
         interner: The ring's interner.
+        core: Return the core's slot from offset and number of the name; None without the core.
     """
 
-    def __init__(self, buffer: mmap.mmap | bytearray, interner: Interner) -> None:
+    def __init__(
+        self,
+        buffer: mmap.mmap | bytearray,
+        interner: Interner,
+        core: Callable[[int, int], Any] | None = None,
+    ) -> None:
         self._buffer = buffer
         self._interner = interner
+        self._core = core
         self._named: dict[str, Slot] = {}
 
     def named(self, name: str) -> Slot:
@@ -138,7 +168,10 @@ class Activities:
         number = self._interner.text(layout.KIND_ACTIVITY, name)
         if place < layout.MAX_ACTIVITIES and number:
             offset = layout.HEADER_ACTIVITIES + place * layout.ACTIVITY.size
-            made = Slot(self._buffer, offset, number, self._interner)
+            if self._core is None:
+                made = Slot(self._buffer, offset, number, self._interner)
+            else:
+                made = NativeSlot(self._core(offset, number), self._interner)
         else:
             made = Slot(bytearray(_SCRATCH), 0, 0, self._interner)
         return self._named.setdefault(name, made)

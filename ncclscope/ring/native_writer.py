@@ -83,10 +83,12 @@ class NativeWriter(RingWriter):
         path = os.fsencode(place.path)
         self.core = core.open_ring(place.descriptor, self.capacity, device, path, CLOCK & MASK)
         self._part = core.part
+        self._activity = self.core.activity
         for name in (
             "post",
             "post_p2p",
             "post_replay",
+            "post_step",
             "advance",
             "withdraw",
             "store_heartbeat",
@@ -113,20 +115,6 @@ class NativeWriter(RingWriter):
     @capture.setter
     def capture(self, capture: Callable[[Channel, bytes, int, int], int]) -> None:
         self.core.capture = capture
-
-    def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Record that a step of the engine begins.
-
-        Args:
-            number: Number of the step.
-            tokens: Tokens that it computes; None if unknown.
-            dummy: Whether it serves no request.
-
-        Returns:
-            Position of the record.
-        """
-        held = 0 if tokens is None else min(max(tokens, 0), layout.MOST) + 1
-        return int(self.core.post_step(min(max(number, 0), layout.MOST), held, dummy))
 
     def parts_of(self, calls: Sequence[GraphCall], number: int) -> list[Any]:
         """Return the collectives of a graph by communicator, for :meth:`post_replay`."""

@@ -89,6 +89,9 @@ class RingWriter:
         RingError: No directory had room for the ring.
     """
 
+    _activity: Callable[[int, int], Any] | None = None
+    """As `core` of :class:`Activities`."""
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -126,7 +129,7 @@ class RingWriter:
         """:meth:`Interner.holds_sizes`, which says whether packed parameters can be reused."""
         self.sizes_of = self._interner.sizes_of
         """:meth:`Interner.sizes_of`, which reads a sizes list back."""
-        self.activities = Activities(buffer, self._interner)
+        self.activities = Activities(buffer, self._interner, self._activity)
         self.graphs = GraphBook(buffer, self.geometry, self._room)
         self.slots = _slots(buffer, self.geometry) if device else None
         self.capture: Callable[[Channel, bytes, int, int], int] = _nothing

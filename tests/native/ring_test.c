@@ -228,6 +228,43 @@ static void clock_is_the_makers(void)
     unlink(path);
 }
 
+/* A list is the same as long as it is in the newer half of its part of the file. */
+static void sizes_are_compared(void)
+{
+    ns_ring *ring = new_ring();
+    const int64_t sizes[] = {4, 3}, others[] = {3, 4};
+    ns_call call = {.sizes = ns_sizes(ring, sizes, 2)};
+    uint32_t place = ns_place_of_sizes(&call);
+    CHECK(place == call.sizes);
+    CHECK(ns_same_sizes(ring, place, sizes, 2));
+    CHECK(!ns_same_sizes(ring, place, others, 2));
+    CHECK(!ns_same_sizes(ring, place, sizes, 1));
+    CHECK(!ns_same_sizes(ring, UINT32_MAX, sizes, 2));
+    for (int64_t number = 0; ns_holds(ring, place); number++)
+        ns_sizes(ring, (int64_t[]){number, 1}, 2);
+    CHECK(!ns_same_sizes(ring, place, sizes, 2));
+    settle(ring);
+}
+
+/* Of an activity both copies are stored, and nothing by a process that has left the ring. */
+static void activities_are_stored_twice(void)
+{
+    enum { MIRROR = 5 * 4096, OFFSET = 256 };
+    ns_ring *ring = new_ring();
+    ns_store_activity(ring, OFFSET, 7, 1, 2, 3, 4, 5);
+    ns_detach(ring);
+    ns_store_activity(ring, OFFSET, 7, 2, 2, 3, 4, 5);
+    ring_file file = verify(ns_ring_path(ring));
+    for (size_t at = OFFSET; at <= MIRROR + OFFSET; at += MIRROR) {
+        CHECK(get_word(file.data + at, 8) == 1);
+        CHECK(get_word(file.data + at + 24, 8) == 4);
+        CHECK(get_word(file.data + at + 32, 4) == 7 && get_word(file.data + at + 36, 4) == 5);
+        CHECK(get_word(file.data + at + 40, 4) == 1 && get_word(file.data + at + 44, 4));
+    }
+    release(&file);
+    unlink(ns_ring_path(ring));
+}
+
 static void announcements_nest(void)
 {
     ns_ring *ring = new_ring();
@@ -273,6 +310,8 @@ int main(void)
     changed_records_are_whole();
     replays_are_whole();
     clock_is_the_makers();
+    sizes_are_compared();
+    activities_are_stored_twice();
     announcements_nest();
     no_place_is_an_answer();
     rmdir(directory);

@@ -12,6 +12,7 @@
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
+#include "noted.h"
 #include "place.h"
 
 PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
@@ -131,11 +132,22 @@ static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t give
                                            moment.group, (uint32_t)moment.graph));
 }
 
+uint64_t ns_bounded(PyObject *number)
+{
+    static const long long most = ((long long)1 << 62) - 1; /* as layout.MOST */
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow)
+        value = overflow > 0 ? most : 0;
+    return (uint64_t)(value < 0 ? 0 : value > most ? most : value);
+}
+
 static PyObject *post_step(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     if (!check_count(given, 3, 3))
         return NULL;
-    uint64_t step = number(args, given, 0), held = number(args, given, 1);
+    uint64_t step = ns_bounded(args[0]);
+    uint64_t held = args[1] == Py_None ? 0 : ns_bounded(args[1]) + 1;
     int dummy = PyObject_IsTrue(args[2]);
     if (PyErr_Occurred())
         return NULL;
@@ -543,6 +555,7 @@ static PyObject *sign(PyObject *Py_UNUSED(module), PyObject *args)
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef ring_methods[] = {
+    {"activity", ns_activity_new, METH_VARARGS, "Return the slot of an activity: offset, name."},
     {"advance", FAST(advance), "Set the state of the record at a position."},
     {"store_heartbeat", store_heartbeat, METH_NOARGS, "Store a heartbeat."},
     {"channel", channel, METH_VARARGS, "Return a new channel; its index is 0 without room."},
@@ -620,6 +633,7 @@ static PyMethodDef functions[] = {
     {"use_capturing", ns_use_capturing, METH_O, "Ask this whether a CUDA graph is captured."},
     {"replaced", ns_replaced, METH_VARARGS, "Return what replaces a method that enqueues."},
     {"grouped", ns_grouped, METH_VARARGS, "Return what replaces a method that opens or ends a group."},
+    {"noted", ns_noted_method, METH_VARARGS, "Return what replaces a method that is noted."},
     {"waited", ns_waited, METH_VARARGS, "Return what replaces a method that waits."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
     {"setter", ns_setter, METH_O, "Return an object that assigns a property and remembers it."},
@@ -661,7 +675,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
         || !ns_posting_ready() || !ns_kept_ready() || !ns_addresses_ready()
-        || !ns_replaced_ready())
+        || !ns_replaced_ready() || !ns_noted_ready())
         Py_CLEAR(made);
     return made;
 }

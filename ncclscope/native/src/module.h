@@ -24,6 +24,8 @@ typedef struct Part {
     ns_part part;
 } Part;
 
+/* Return an int from 0 to what a record holds, the nearest one; maybe with an error set. */
+uint64_t ns_bounded(PyObject *number);
 PyObject *ns_recorder(PyObject *module, PyObject *args);
 bool ns_record_ready(void); /* false with an error set */
 PyObject *ns_posting(PyObject *module, PyObject *args);
@@ -37,9 +39,8 @@ bool ns_posting_ready(void); /* false with an error set */
 PyObject *ns_replaced(PyObject *module, PyObject *args);
 PyObject *ns_grouped(PyObject *module, PyObject *args);
 PyObject *ns_waited(PyObject *module, PyObject *args);
+PyObject *ns_noted_method(PyObject *module, PyObject *args);
 bool ns_replaced_ready(void); /* false with an error set */
-PyObject *ns_call_as_given(PyObject *function, PyObject *const *args, Py_ssize_t count,
-                           PyObject *keywords);
 
 extern PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
 

@@ -30,7 +30,7 @@ typedef struct Method {
     PyObject *read;
     PyObject *groups, *suppressing; /* of scope */
     PyObject *op;               /* of a plan; NULL if only `read` knows the parameters */
-    Py_ssize_t tensor_at, redop_at;
+    ns_parameter tensor, redop, sizes;
     PyObject *plain, *modes; /* of an operator: as operators.plain_types and modes(); else NULL */
 } Method;
 
@@ -73,14 +73,34 @@ static PyObject *name_of(PyObject *given)
     return last_name;
 }
 
-static PyObject *read_parameters(const Method *method, PyObject *args, PyObject *kwargs)
+static PyObject *read_parameters(const Method *method, const ns_arguments *given)
 {
-    PyObject *named = kwargs ? kwargs : PyDict_New();
-    PyObject *found =
-        named ? PyObject_CallFunctionObjArgs(method->read, args, named, NULL) : NULL;
-    if (!kwargs)
-        Py_XDECREF(named);
+    PyObject *args = ns_positional(given), *named = args ? ns_by_name(given) : NULL;
+    PyObject *found = named ? PyObject_CallFunctionObjArgs(method->read, args, named, NULL) : NULL;
+    Py_XDECREF(args);
+    Py_XDECREF(named);
     return found;
+}
+
+/* Read the sizes of a v-collective; false if they are not a list or tuple of a few ints. */
+static bool read_sizes(PyObject *given, ns_planned *to)
+{
+    bool is_list = Py_TYPE(given) == &PyList_Type;
+    if (!is_list && Py_TYPE(given) != &PyTuple_Type)
+        return false;
+    to->size_count = is_list ? PyList_Size(given) : PyTuple_Size(given);
+    if (to->size_count < 1 || to->size_count > NS_MOST_SIZES)
+        return false;
+    for (Py_ssize_t at = 0; at < to->size_count; at++) {
+        PyObject *size = is_list ? PyList_GetItem(given, at) : PyTuple_GetItem(given, at);
+        int overflow;
+        if (Py_TYPE(size) != &PyLong_Type)
+            return false;
+        to->sizes[at] = PyLong_AsLongLongAndOverflow(size, &overflow);
+        if (overflow)
+            return false;
+    }
+    return true;
 }
 
 /* As operators.is_real(), for types that it has met; maybe with an error set. */
@@ -103,13 +123,20 @@ static bool runs_kernel(const Method *method, PyObject *tensor)
 
 /* Read what the method's reader would return, if that takes no Python; then `shape` and `dtype` are new
  * references. Returns false, maybe with an error set, if it does. */
-static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs, ns_planned *to)
+static bool read_planned(const Method *method, const ns_arguments *given, ns_planned *to)
 {
-    Py_ssize_t count = PyTuple_Size(args);
-    bool is_usual = !method->redop_at || method->redop_at >= ALWAYS_SUM;
-    if (!method->op || count <= method->tensor_at || (kwargs && PyDict_Size(kwargs) && !is_usual))
+    const ns_parameter *redop = &method->redop;
+    bool is_usual = !redop->at || redop->at >= ALWAYS_SUM;
+    PyObject *tensor = method->op ? ns_argument(given, &method->tensor) : NULL;
+    if (!tensor
+        || (!is_usual && !redop->name && given->names && PyTuple_Size(given->names)))
         return false;
-    PyObject *tensor = PyTuple_GetItem(args, method->tensor_at);
+    to->size_count = 0;
+    if (method->sizes.at) {
+        PyObject *sizes = ns_argument(given, &method->sizes);
+        if (!sizes || !read_sizes(sizes, to))
+            return false;
+    }
     if (Py_TYPE(tensor) == &PyList_Type) {
         if (PyList_Size(tensor) != 1)
             return false;
@@ -117,9 +144,7 @@ static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs,
     }
     to->op = method->op;
     to->redop = NULL;
-    if (method->redop_at
-        && !(to->redop = name_of(
-                 count > method->redop_at ? PyTuple_GetItem(args, method->redop_at) : NULL)))
+    if (redop->at && !(to->redop = name_of(ns_argument(given, redop))))
         return false;
     Py_INCREF(tensor); /* a tensor's class may be the program's, and change the list */
     to->dtype = NULL;
@@ -132,8 +157,27 @@ static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs,
     return false;
 }
 
+static PyObject *sizes_of(const ns_planned *call)
+{
+    PyObject *sizes = PyTuple_New(call->size_count);
+    for (Py_ssize_t at = 0; sizes && at < call->size_count; at++) {
+        PyObject *size = PyLong_FromLongLong(call->sizes[at]);
+        if (!size || PyTuple_SetItem(sizes, at, size) < 0)
+            Py_CLEAR(sizes);
+    }
+    return sizes;
+}
+
 static PyObject *as_tuple(const ns_planned *call)
 {
+    if (call->size_count) {
+        PyObject *sizes = sizes_of(call), *none = Py_None;
+        PyObject *redop = call->redop ? call->redop : none, *made = NULL;
+        if (sizes)
+            made = PyTuple_Pack(8, call->op, call->shape, call->dtype, redop, none, none, none, sizes);
+        Py_XDECREF(sizes);
+        return made;
+    }
     if (call->redop)
         return PyTuple_Pack(4, call->op, call->shape, call->dtype, call->redop);
     return PyTuple_Pack(3, call->op, call->shape, call->dtype);
@@ -163,7 +207,7 @@ static PyObject *assign(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "a property is assigned one value");
         return NULL;
     }
-    PyObject *done = PyObject_CallFunctionObjArgs(((Setter *)self)->assign, args[0], args[1], NULL);
+    PyObject *done = ns_call_as_given(((Setter *)self)->assign, &(ns_arguments){args, 2, NULL});
     if (!done)
         return NULL;
     Py_DECREF(done);
@@ -226,16 +270,24 @@ static bool is_capturing(const Post *post)
     return capturing;
 }
 
+static const ns_ring *ring_of(const Post *post)
+{
+    return ((Channel *)post->channel)->channel->ring;
+}
+
 /* Return the template of a call whose parameters and call site are known; `fixed` is NULL if they are
- * not, or if the template may expire. The template belongs to the Post. */
+ * not, or if the template has expired. The template belongs to the Post. */
 static ns_packed template_of(const Post *post, PyObject *parameters, PyObject *place)
 {
     ns_packed packed = {NULL, 0};
     PyObject *key = PyTuple_Pack(3, parameters, PyTuple_GetItem(place, 0), PyTuple_GetItem(place, 1));
     PyObject *found = key ? PyDict_GetItemWithError(post->templates, key) : NULL;
-    if (found && PyTuple_GetItem(found, 2) == Py_False) {
+    if (found) {
         packed.signature = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 1));
         packed.fixed = PyErr_Occurred() ? NULL : PyBytes_AsString(PyTuple_GetItem(found, 0));
+        if (packed.fixed && PyTuple_GetItem(found, 2) != Py_False
+            && !ns_holds(ring_of(post), ns_place_of_sizes(packed.fixed)))
+            packed.fixed = NULL;
     }
     Py_XDECREF(key);
     return packed;
@@ -254,7 +306,7 @@ static int64_t record_packed(const Post *post, ns_packed packed, uint64_t group)
 static int64_t record_planned(const Post *post, const ns_planned *call, PyObject *place,
                               uint64_t group)
 {
-    ns_packed packed = ns_seen_find(post->seen, call, place);
+    ns_packed packed = ns_seen_find(post->seen, ring_of(post), call, place);
     if (!packed.fixed) {
         PyObject *parameters = as_tuple(call);
         if (parameters)
@@ -266,7 +318,7 @@ static int64_t record_planned(const Post *post, const ns_planned *call, PyObject
     return record_packed(post, packed, group);
 }
 
-static int64_t record_by(const Method *method, const Post *post, PyObject *args, PyObject *kwargs)
+static int64_t record_by(const Method *method, const Post *post, const ns_arguments *given)
 {
     int64_t position = -1;
     uint64_t group;
@@ -275,12 +327,12 @@ static int64_t record_by(const Method *method, const Post *post, PyObject *args,
         is_capturing(post) || !ns_group_open(method->groups, &group) ? NULL : ns_place_here();
     if (!place)
         return -1;
-    if (read_planned(method, args, kwargs, &call)) {
+    if (read_planned(method, given, &call)) {
         position = record_planned(post, &call, place, group);
         Py_DECREF(call.shape);
         Py_DECREF(call.dtype);
     } else if (!PyErr_Occurred() && method->read != Py_None) {
-        PyObject *parameters = read_parameters(method, args, kwargs);
+        PyObject *parameters = read_parameters(method, given);
         if (parameters)
             position = record_packed(post, template_of(post, parameters, place), group);
         Py_XDECREF(parameters);
@@ -293,16 +345,16 @@ bool ns_is_method(PyObject *object)
     return Py_TYPE(object) == method_type;
 }
 
-bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorded *call)
+bool ns_record_call(PyObject *self, const ns_arguments *given, ns_recorded *call)
 {
     const Method *method = (Method *)self;
-    PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
+    PyObject *thing = ns_positional_count(given) ? given->args[0] : NULL;
     call->position = -1;
     if (thing && !PyDict_Size(method->suppressing)) {
         Post *post = (Post *)ns_addresses_find(method->known, thing);
         if (post && Py_TYPE(post) == post_type) {
             Py_INCREF(post);
-            call->position = record_by(method, post, args, kwargs);
+            call->position = record_by(method, post, given);
             call->handle = post->handle;
             call->channel = ((Channel *)post->channel)->channel;
             call->waits = post->waits;
@@ -317,10 +369,22 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
     return false;
 }
 
+/* Names are interned in C and in the program's code, and live as long as the process. */
+static ns_parameter named(ns_parameter parameter, PyObject *name)
+{
+    if (name && PyUnicode_Check(name)) {
+        Py_INCREF(name);
+        PyUnicode_InternInPlace(&name);
+        parameter.name = name;
+    }
+    return parameter;
+}
+
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *known, *read, *groups, *suppressing, *plan, *op = NULL, *plain = NULL, *modes = NULL;
-    Py_ssize_t tensor_at = 0, redop_at = 0;
+    PyObject *names[3] = {NULL, NULL, NULL};
+    ns_parameter tensor = {0}, redop = {0}, sizes = {0};
     if (!PyArg_ParseTuple(args, "OOO!O!O|O!O!", &known, &read, &PyDict_Type, &groups, &PyDict_Type,
                           &suppressing, &plan, &PyDict_Type, &plain, &PyTuple_Type, &modes))
         return NULL;
@@ -332,7 +396,9 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_TypeError, "not a dict by id");
         return NULL;
     }
-    if (plan != Py_None && !PyArg_ParseTuple(plan, "Unn", &op, &tensor_at, &redop_at))
+    if (plan != Py_None
+        && !PyArg_ParseTuple(plan, "Unnn(OOO)", &op, &tensor.at, &redop.at, &sizes.at, &names[0],
+                             &names[1], &names[2]))
         return NULL;
     Method *made = PyObject_New(Method, method_type);
     if (!made)
@@ -342,8 +408,9 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     made->groups = groups;
     made->suppressing = suppressing;
     made->op = op;
-    made->tensor_at = tensor_at;
-    made->redop_at = redop_at;
+    made->tensor = named(tensor, names[0]);
+    made->redop = named(redop, names[1]);
+    made->sizes = named(sizes, names[2]);
     made->plain = plain;
     made->modes = modes;
     Py_XINCREF(op);

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "grouped.h"
+#include "arguments.h"
 #include "module.h"
 #include "place.h"
 
@@ -102,29 +103,7 @@ static PyObject *record(PyObject *self, PyObject *const *args, Py_ssize_t count,
         /* Python meets the same trouble, if there is any, and says so. */
         PyErr_Clear();
     }
-    return ns_call_as_given(recorder->slow, args, count, keywords);
-}
-
-PyObject *ns_call_as_given(PyObject *function, PyObject *const *args, Py_ssize_t count,
-                           PyObject *keywords)
-{
-    Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0;
-    PyObject *positional = PyTuple_New(count), *by_name = named ? PyDict_New() : NULL;
-    PyObject *result = NULL;
-    if (!positional || (named && !by_name))
-        goto done;
-    for (Py_ssize_t at = 0; at < count; at++) {
-        Py_INCREF(args[at]);
-        PyTuple_SetItem(positional, at, args[at]);
-    }
-    for (Py_ssize_t at = 0; at < named; at++)
-        if (PyDict_SetItem(by_name, PyTuple_GetItem(keywords, at), args[count + at]) < 0)
-            goto done;
-    result = PyObject_Call(function, positional, by_name);
-done:
-    Py_XDECREF(positional);
-    Py_XDECREF(by_name);
-    return result;
+    return ns_call_as_given(recorder->slow, &(ns_arguments){args, count, keywords});
 }
 
 PyObject *ns_recorder(PyObject *Py_UNUSED(module), PyObject *args)

@@ -6,20 +6,26 @@
 #include <structmember.h>
 
 #include "addresses.h"
+#include "arguments.h"
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
+#include "noted.h"
 #include "posting.h"
 
 #include <stdbool.h>
 
+/* Exported by every CPython, though not of the Limited API. */
+extern PyTypeObject PyInstanceMethod_Type;
+
 typedef struct Replaced {
     PyObject_HEAD
+    ns_vector_call call;
     PyObject *attributes;
     PyObject *function; /* the method itself */
     PyObject *patch;
     PyObject *state;     /* its __dict__ */
-    PyObject *pending;   /* works.pending, of addresses.h */
+    PyObject *pending;   /* works.pending, of addresses.h; NULL for a method that is noted */
     PyObject *slow;      /* records in Python; NULL for Work.wait() and for groups */
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
@@ -30,10 +36,11 @@ typedef struct Replaced {
     PyObject *numbers; /* of the groups that it opens; NULL if it ends them */
     PyObject *marked;  /* whether `ended` has work; of device_streams */
     PyObject *ended;   /* called after the end of a group, with whether that failed */
+    ns_noted *noted;   /* of a method that is noted while it runs; else NULL */
 } Replaced;
 
 static PyTypeObject *replaced_type;
-static PyObject *cpu_name, *active_name, *disabled_name, *ring_name, *advance_name, *bind;
+static PyObject *func_name, *cpu_name, *active_name, *disabled_name, *ring_name, *advance_name, *bind;
 
 static bool is_active(const Replaced *self)
 {
@@ -46,12 +53,12 @@ static bool is_active(const Replaced *self)
 }
 
 /* Whether a call enqueues anything; if it is not known, Python meets the same trouble. */
-static bool is_on(const Replaced *self, PyObject *args)
+static bool is_on(const Replaced *self, const ns_arguments *given)
 {
     if (!self->can_be_off)
         return true;
-    PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
-    PyObject *disabled = thing ? PyObject_GetAttr(thing, disabled_name) : NULL;
+    PyObject *disabled =
+        ns_positional_count(given) ? PyObject_GetAttr(given->args[0], disabled_name) : NULL;
     bool on = disabled == Py_False;
     Py_XDECREF(disabled);
     return on;
@@ -74,10 +81,10 @@ static bool contained(const Replaced *self)
 }
 
 /* As posted_calls.on_cpu(); -1 for an error. */
-static int on_cpu(PyObject *args)
+static int on_cpu(const ns_arguments *given)
 {
-    for (Py_ssize_t at = 1; at < PyTuple_Size(args); at++) {
-        PyObject *item = PyTuple_GetItem(args, at);
+    for (Py_ssize_t at = 1; at < ns_positional_count(given); at++) {
+        PyObject *item = given->args[at];
         for (int is_list; (is_list = PyList_Check(item)) || PyTuple_Check(item);) {
             if (!(is_list ? PyList_Size(item) : PyTuple_Size(item)))
                 break;
@@ -97,11 +104,12 @@ static int on_cpu(PyObject *args)
 }
 
 /* Keep a work until the program waits for it; 1 if it is kept, 0 if Python must, -1 for an error. */
-static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *work)
+static int keep(const Replaced *self, const ns_recorded *call, const ns_arguments *given,
+                PyObject *work)
 {
     if (work == Py_None || ns_addresses_count(self->pending) >= self->most)
         return 0;
-    int waits = call->waits < 0 ? on_cpu(args) : call->waits;
+    int waits = call->waits < 0 ? on_cpu(given) : call->waits;
     if (waits < 0)
         return -1;
     PyObject *entry =
@@ -112,14 +120,17 @@ static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, P
 }
 
 /* Do what follows a call that returned; false if its result is lost to an error. */
-static bool finish(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *result)
+static bool finish(const Replaced *self, const ns_recorded *call, const ns_arguments *given,
+                   PyObject *result)
 {
-    int kept = self->most > 0 ? keep(self, call, args, result) : 0;
+    int kept = self->most > 0 ? keep(self, call, given, result) : 0;
     if (kept == 0) {
-        PyObject *position = PyLong_FromLongLong(call->position);
+        PyObject *args = ns_positional(given);
+        PyObject *position = args ? PyLong_FromLongLong(call->position) : NULL;
         PyObject *done = position ? PyObject_CallFunctionObjArgs(self->after, call->handle, position,
                                                                  args, result, NULL)
                                   : NULL;
+        Py_XDECREF(args);
         Py_XDECREF(position);
         Py_XDECREF(done);
         kept = done ? 1 : -1;
@@ -141,28 +152,30 @@ static void note_raised(const Replaced *self, const ns_recorded *call)
     PyErr_Restore(type, error, trace);
 }
 
-static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keywords)
+static PyObject *enqueue(const Replaced *self, const ns_arguments *given)
 {
     PyObject *result;
     ns_recorded call;
-    bool is_recorded = is_active(self) && is_on(self, args)
-                       && ns_record_call(self->method, args, keywords, &call);
-    if (!is_recorded) {
+    if (!is_active(self)) {
         PyErr_Clear();
-        return PyObject_Call(self->slow, args, keywords);
+        return ns_call_as_given(self->function, given);
+    }
+    if (!is_on(self, given) || !ns_record_call(self->method, given, &call)) {
+        PyErr_Clear();
+        return ns_call_as_given(self->slow, given);
     }
     if (PySet_Size(self->listeners) > 0) {
         ns_announce(call.channel);
-        result = PyObject_Call(self->function, args, keywords);
+        result = ns_call_as_given(self->function, given);
         ns_conclude();
     } else {
-        result = PyObject_Call(self->function, args, keywords);
+        result = ns_call_as_given(self->function, given);
     }
     if (!result)
         note_raised(self, &call);
     else if (self->most < 0)
         ns_advance(call.channel->ring, call.position, COMPLETED);
-    else if (self->after != Py_None && !finish(self, &call, args, result))
+    else if (self->after != Py_None && !finish(self, &call, given, result))
         Py_CLEAR(result);
     Py_DECREF(call.handle);
     return result;
@@ -207,11 +220,11 @@ static bool completed(const Replaced *self, PyObject *work)
 }
 
 /* End a group whether or not the method that ends it has failed, whose error stays. */
-static PyObject *end_group(const Replaced *self, PyObject *args, PyObject *keywords)
+static PyObject *end_group(const Replaced *self, const ns_arguments *given)
 {
     PyObject *type, *error, *trace;
     bool active = is_active(self);
-    PyObject *result = PyObject_Call(self->function, args, keywords);
+    PyObject *result = ns_call_as_given(self->function, given);
     if (!active)
         return result;
     PyErr_Fetch(&type, &error, &trace);
@@ -233,26 +246,51 @@ static PyObject *end_group(const Replaced *self, PyObject *args, PyObject *keywo
     return result;
 }
 
-static PyObject *open_group(const Replaced *self, PyObject *args, PyObject *keywords)
+static PyObject *open_group(const Replaced *self, const ns_arguments *given)
 {
-    PyObject *result = PyObject_Call(self->function, args, keywords);
+    PyObject *result = ns_call_as_given(self->function, given);
     if (result && is_active(self) && !ns_group_enter(self->groups, self->numbers)
         && !contained(self))
         Py_CLEAR(result);
     return result;
 }
 
-static PyObject *call(PyObject *object, PyObject *args, PyObject *keywords)
+/* Note an activity while the method runs, also if that fails, whose error stays. */
+static PyObject *note(const Replaced *self, const ns_arguments *given)
+{
+    ns_note noted;
+    int begun = is_active(self) ? ns_note_begin(self->noted, given, &noted) : 0;
+    if (PyErr_Occurred() && !contained(self))
+        return NULL;
+    PyObject *result = ns_call_as_given(self->function, given), *type, *error, *trace;
+    if (begun <= 0)
+        return result;
+    PyErr_Fetch(&type, &error, &trace);
+    if (!ns_note_end(&noted) && !contained(self)) {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+        Py_XDECREF(result);
+        return NULL;
+    }
+    PyErr_Restore(type, error, trace);
+    return result;
+}
+
+static PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names)
 {
     const Replaced *self = (Replaced *)object;
+    const ns_arguments all = {args, flagged, names}, *given = &all;
+    if (self->noted)
+        return note(self, given);
     if (self->groups)
-        return self->numbers ? open_group(self, args, keywords) : end_group(self, args, keywords);
+        return self->numbers ? open_group(self, given) : end_group(self, given);
     if (self->slow)
-        return enqueue(self, args, keywords);
-    PyObject *result = PyObject_Call(self->function, args, keywords);
-    if (!result || PyTuple_Size(args) < 1)
+        return enqueue(self, given);
+    PyObject *result = ns_call_as_given(self->function, given);
+    if (!result || !ns_positional_count(given))
         return result;
-    if (is_active(self) && !completed(self, PyTuple_GetItem(args, 0)) && !contained(self))
+    if (is_active(self) && !completed(self, args[0]) && !contained(self))
         Py_CLEAR(result);
     return result;
 }
@@ -266,9 +304,21 @@ static PyObject *bound(PyObject *object, PyObject *owner, PyObject *Py_UNUSED(ty
     return PyObject_CallFunctionObjArgs(bind, object, owner, NULL);
 }
 
+/* Return what a function of C++ wraps to be a method, which is called with the same arguments, or the
+ * function itself; a new reference. */
+static PyObject *without_wrapper(PyObject *function)
+{
+    PyObject *inner = Py_TYPE(function) == &PyInstanceMethod_Type ? PyObject_GetAttr(function, func_name) : NULL;
+    if (inner)
+        return inner;
+    PyErr_Clear();
+    Py_INCREF(function);
+    return function;
+}
+
 static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
 {
-    if (!ns_is_addresses(pending)) {
+    if (pending && !ns_is_addresses(pending)) {
         PyErr_SetString(PyExc_TypeError, "not a dict by id");
         return NULL;
     }
@@ -278,17 +328,18 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
         Py_XDECREF(state);
         return NULL;
     }
+    self->call = call;
     self->attributes = PyDict_New();
-    self->function = function;
+    self->function = without_wrapper(function);
     self->patch = patch;
     self->pending = pending;
     self->state = state;
     self->slow = self->method = self->after = self->listeners = NULL;
     self->most = self->can_be_off = 0;
     self->groups = self->numbers = self->marked = self->ended = NULL;
-    Py_INCREF(function);
+    self->noted = NULL;
     Py_INCREF(patch);
-    Py_INCREF(pending);
+    Py_XINCREF(pending);
     return self;
 }
 
@@ -332,6 +383,26 @@ PyObject *ns_waited(PyObject *Py_UNUSED(module), PyObject *args)
     return (PyObject *)self;
 }
 
+PyObject *ns_noted_method(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *patch, *read, *open;
+    if (!PyArg_ParseTuple(args, "OOOO", &function, &patch, &read, &open))
+        return NULL;
+    Replaced *self = made(function, patch, NULL);
+    if (self && !(self->noted = ns_noted_new(read, open)))
+        Py_CLEAR(self);
+    if (self)
+        PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+static PyObject *forget(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    if (((Replaced *)object)->noted)
+        ns_noted_forget(((Replaced *)object)->noted);
+    Py_RETURN_NONE;
+}
+
 PyObject *ns_grouped(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *patch, *pending, *groups, *numbers, *marked = NULL, *ended = NULL;
@@ -368,7 +439,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->pending);
     Py_VISIT(self->slow);
     Py_VISIT(self->after);
-    return 0;
+    return self->noted ? ns_noted_visit(self->noted, visit, arg) : 0;
 }
 
 /* Break cycles: all of them pass through these. A method that still runs has the rest. */
@@ -387,7 +458,7 @@ static void replaced_free(PyObject *object)
     Py_DECREF(self->function);
     Py_DECREF(self->patch);
     Py_DECREF(self->state);
-    Py_DECREF(self->pending);
+    Py_XDECREF(self->pending);
     Py_XDECREF(self->slow);
     Py_XDECREF(self->method);
     Py_XDECREF(self->after);
@@ -396,12 +467,18 @@ static void replaced_free(PyObject *object)
     Py_XDECREF(self->numbers);
     Py_XDECREF(self->marked);
     Py_XDECREF(self->ended);
+    ns_noted_free(self->noted);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
 static PyMemberDef members[] = {
     {"__dictoffset__", T_PYSSIZET, offsetof(Replaced, attributes), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Replaced, call), READONLY, NULL},
+    {0},
+};
+static PyMethodDef methods[] = {
+    {"forget", forget, METH_NOARGS, "Look for the slot of the activity again."},
     {0},
 };
 static PyGetSetDef getset[] = {
@@ -410,13 +487,13 @@ static PyGetSetDef getset[] = {
 };
 static PyType_Slot slots[] = {
     {Py_tp_dealloc, replaced_free}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
-    {Py_tp_call, call},             {Py_tp_descr_get, bound},   {Py_tp_members, members},
-    {Py_tp_getset, getset},         {0},
+    {Py_tp_call, ns_call_by_vector}, {Py_tp_descr_get, bound},  {Py_tp_members, members},
+    {Py_tp_getset, getset},         {Py_tp_methods, methods},   {0},
 };
 static PyType_Spec spec = {
     "ncclscope.native._core.Replaced", sizeof(Replaced), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR
-        | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        | Py_TPFLAGS_DISALLOW_INSTANTIATION | NS_HAVE_VECTORCALL,
     slots,
 };
 
@@ -425,12 +502,13 @@ bool ns_replaced_ready(void)
     PyObject *types = PyImport_ImportModule("types");
     bind = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
     Py_XDECREF(types);
+    func_name = PyUnicode_InternFromString("__func__");
     cpu_name = PyUnicode_InternFromString("is_cpu");
     active_name = PyUnicode_InternFromString("active");
     disabled_name = PyUnicode_InternFromString("disabled");
     ring_name = PyUnicode_InternFromString("ring");
     advance_name = PyUnicode_InternFromString("advance");
     replaced_type = (PyTypeObject *)PyType_FromSpec(&spec);
-    return bind && cpu_name && active_name && disabled_name && ring_name && advance_name
+    return bind && func_name && cpu_name && active_name && disabled_name && ring_name && advance_name
            && replaced_type;
 }

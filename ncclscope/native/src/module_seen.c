@@ -2,8 +2,6 @@
 #define PY_SSIZE_T_CLEAN
 #include "seen.h"
 
-#include "ring.h"
-
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +12,7 @@ typedef struct Key {
     const PyObject *place;
     PyObject *op, *dtype, *redop; /* the entry keeps them alive: an address stands for one object */
     long long dims[MOST_DIMS];
-    Py_ssize_t dim_count;
+    uint32_t dim_count, size_count; /* the sizes themselves are those in the ring */
 } Key;
 
 typedef struct Entry {
@@ -42,7 +40,8 @@ static bool make_key(const ns_planned *call, const PyObject *place, Key *to)
         if (overflow)
             return false;
     }
-    to->dim_count = count;
+    to->dim_count = (uint32_t)count;
+    to->size_count = (uint32_t)call->size_count;
     to->place = place;
     to->op = call->op;
     to->dtype = call->dtype;
@@ -50,18 +49,21 @@ static bool make_key(const ns_planned *call, const PyObject *place, Key *to)
     return true;
 }
 
-static size_t slot_of(const Key *key)
+static size_t slot_of(const Key *key, const ns_planned *call)
 {
     uint64_t hash = (uint64_t)(uintptr_t)key->place ^ (uint64_t)(uintptr_t)key->op >> 3;
-    for (Py_ssize_t at = 0; at < key->dim_count; at++)
+    for (uint32_t at = 0; at < key->dim_count; at++)
         hash = (hash ^ (uint64_t)key->dims[at]) * 0x9E3779B97F4A7C15;
+    for (uint32_t at = 0; at < key->size_count; at++)
+        hash = (hash ^ (uint64_t)call->sizes[at]) * 0x9E3779B97F4A7C15;
     return (size_t)((hash * 0xBF58476D1CE4E5B9) >> 32) % SLOTS;
 }
 
 static bool equal(const Key *a, const Key *b)
 {
     return a->place == b->place && a->op == b->op && a->dtype == b->dtype && a->redop == b->redop
-           && a->dim_count == b->dim_count && !memcmp(a->dims, b->dims, sizeof a->dims);
+           && a->dim_count == b->dim_count && a->size_count == b->size_count
+           && !memcmp(a->dims, b->dims, sizeof a->dims);
 }
 
 ns_seen *ns_seen_new(void)
@@ -83,12 +85,15 @@ void ns_seen_free(ns_seen *seen)
     free(seen);
 }
 
-ns_packed ns_seen_find(const ns_seen *seen, const ns_planned *call, const PyObject *place)
+ns_packed ns_seen_find(const ns_seen *seen, const ns_ring *ring, const ns_planned *call,
+                       const PyObject *place)
 {
     Key key;
     if (seen && make_key(call, place, &key)) {
-        const Entry *entry = &seen->entries[slot_of(&key)];
-        if (equal(&entry->key, &key))
+        const Entry *entry = &seen->entries[slot_of(&key, call)];
+        if (equal(&entry->key, &key)
+            && (!key.size_count
+                || ns_same_sizes(ring, ns_place_of_sizes(entry->fixed), call->sizes, key.size_count)))
             return (ns_packed){entry->fixed, entry->signature};
     }
     return (ns_packed){NULL, 0};
@@ -99,7 +104,7 @@ void ns_seen_add(ns_seen *seen, const ns_planned *call, const PyObject *place, n
     Key key;
     if (!seen || !make_key(call, place, &key))
         return;
-    Entry *entry = &seen->entries[slot_of(&key)];
+    Entry *entry = &seen->entries[slot_of(&key, call)];
     Key before = entry->key;
     Py_INCREF(key.op);
     Py_INCREF(key.dtype);

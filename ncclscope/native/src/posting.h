@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include "arguments.h"
 #include "ring.h"
 
 #include <stdbool.h>
@@ -20,6 +21,6 @@ typedef struct ns_recorded {
 
 /* Record a call if that takes no Python. Otherwise return false with no error set: Python meets the same
  * trouble and says so. */
-bool ns_record_call(PyObject *method, PyObject *args, PyObject *keywords, ns_recorded *call);
+bool ns_record_call(PyObject *method, const ns_arguments *given, ns_recorded *call);
 
 #endif

@@ -271,6 +271,25 @@ int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64
     return first;
 }
 
+void ns_store_activity(ns_ring *ring, uint32_t offset, uint32_t name, uint64_t turn, uint64_t since,
+                       uint64_t until, uint64_t number, uint32_t detail)
+{
+    uint64_t words[6] = {turn, since, until, number, name | (uint64_t)detail << 32, (uint32_t)turn};
+    words[5] |= (sum(words, 0) + words[4] * factors[4] + words[5] * factors[5]) >> 32 << 32;
+    if (ring->detached)
+        return;
+    /* The mirror first: if the process dies in between, one of the two is whole. */
+    for (unsigned char *page = ring->file + NS_MIRROR;; page = ring->file) {
+        unsigned char *to = page + offset;
+        ns_publish64(to, words[0]);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        memcpy(to + 8, words + 1, 32);
+        ns_publish64(to + 40, words[5]);
+        if (page == ring->file)
+            return;
+    }
+}
+
 /* Return a record of a ring whose lock is held; NULL if it has been overwritten. */
 static unsigned char *kept(ns_ring *ring, int64_t position)
 {

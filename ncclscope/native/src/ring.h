@@ -105,6 +105,9 @@ uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count);           
 bool ns_holds(const ns_ring *ring, uint32_t place); /* whether a list is not overwritten soon */
 /* Copy a list; returns its length, or -1 if there is none or it has been overwritten. */
 int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room);
+/* Whether a list has these sizes, and is not overwritten soon. */
+bool ns_same_sizes(const ns_ring *ring, uint32_t place, const int64_t *sizes, size_t count);
+uint32_t ns_place_of_sizes(const void *fixed); /* of a call's packed parameters */
 
 /* Return the writing end of a new communicator, whose text `json` is as in layout.py. One without
  * room has the number 0: its calls are recorded, but not as its own. NULL without memory. */
@@ -136,6 +139,10 @@ int64_t ns_post_step(ns_ring *ring, uint64_t number, uint64_t held, bool dummy);
 /* Record a replay of a graph, one record for each communicator. Returns the position of the first
  * record; -1 for a graph without collectives. `replay` counts the graph's replays. */
 int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64_t replay);
+/* Store the newest activity of one kind at an offset in the header, as activity.py does. Of one ring only one
+ * thread may do so at a time: the one with the GIL. `until` is 0 while it lasts. */
+void ns_store_activity(ns_ring *ring, uint32_t offset, uint32_t name, uint64_t turn, uint64_t since,
+                       uint64_t until, uint64_t number, uint32_t detail);
 void ns_advance(ns_ring *ring, int64_t position, unsigned state);
 /* Withdraw the newest call of a channel, which raised an exception before it was sent; false if that
  * is no longer possible. */

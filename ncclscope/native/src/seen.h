@@ -7,11 +7,17 @@
 
 #include <stdint.h>
 
+#include "ring.h"
+
 typedef struct ns_seen ns_seen;
+
+enum { NS_MOST_SIZES = 64 };
 
 /* Parameters that a plan reads; `redop` is NULL if the operation has none. All are borrowed. */
 typedef struct ns_planned {
     PyObject *op, *shape, *dtype, *redop;
+    Py_ssize_t size_count; /* of a v-collective; else 0 */
+    int64_t sizes[NS_MOST_SIZES];
 } ns_planned;
 
 /* What the writer needs of a call: see Handle.templates. */
@@ -26,7 +32,8 @@ void ns_seen_free(ns_seen *seen);
 
 /* Return a call's packed parameters; `fixed` is NULL if they are not known. No error is set.
  * `place` must be of ns_place_here(), whose results live as long as the process. */
-ns_packed ns_seen_find(const ns_seen *seen, const ns_planned *call, const PyObject *place);
+ns_packed ns_seen_find(const ns_seen *seen, const ns_ring *ring, const ns_planned *call,
+                       const PyObject *place);
 void ns_seen_add(ns_seen *seen, const ns_planned *call, const PyObject *place, ns_packed packed);
 
 #endif

@@ -202,7 +202,8 @@ uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count)
     return place;
 }
 
-int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room)
+/* Find a list; returns its length, or -1 if there is none or it has been overwritten. */
+static int64_t find_list(const ns_ring *ring, uint32_t place, const unsigned char **list)
 {
     if (!place || ring->detached)
         return -1;
@@ -216,6 +217,29 @@ int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t 
     memcpy(&count, from + 8, sizeof count);
     if (begin != absolute + 1 || offset + NS_HEAP_HEAD + 8 * (uint64_t)count > ring->heap_room)
         return -1;
-    memcpy(sizes, from + NS_HEAP_HEAD, 8 * (count < room ? count : room));
+    *list = from + NS_HEAP_HEAD;
     return count;
+}
+
+int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room)
+{
+    const unsigned char *list;
+    int64_t count = find_list(ring, place, &list);
+    if (count > 0)
+        memcpy(sizes, list, 8 * ((size_t)count < room ? (size_t)count : room));
+    return count;
+}
+
+bool ns_same_sizes(const ns_ring *ring, uint32_t place, const int64_t *sizes, size_t count)
+{
+    const unsigned char *list;
+    return holds(ring, place) && find_list(ring, place, &list) == (int64_t)count
+           && memcmp(list, sizes, 8 * count) == 0;
+}
+
+uint32_t ns_place_of_sizes(const void *fixed)
+{
+    uint32_t place;
+    memcpy(&place, (const unsigned char *)fixed + offsetof(ns_call, sizes), sizeof place);
+    return place;
 }

@@ -17,15 +17,22 @@ class StepPatch(Note):
         self._post: Callable[[int, int | None, bool], int] | None = None
         session.on_reset(self._forget)
 
-    def _next(self, tokens: int | None, dummy: bool = False) -> None:
+    def _next(self, tokens: int | None, dummy: bool = False) -> bool:
         """Record the step after the last one; steps are numbered from 1.
 
         Args:
             tokens: Tokens of the step; None if the engine does not say.
             dummy: Whether the rank takes part only because its peers need it.
+
+        Returns:
+            Whether tracing is on.
         """
-        if self._begin(self._number + 1, tokens, dummy):
-            self._number += 1
+        post = self._post or self._open()
+        if post is None:
+            return False
+        post(self._number + 1, tokens, dummy)
+        self._number += 1
+        return True
 
     def _begin(self, number: int, tokens: int | None, dummy: bool = False) -> bool:
         """Record a step by the engine's own number, and return whether tracing is on."""

@@ -73,7 +73,7 @@ def _planned(
         return guarded
     import torch
 
-    arguments = plan.op, plan.tensor, plan.redop
+    arguments = recording.planned(plan.op, plan.tensor, plan.redop)
     modes = (torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled)
     method = recording.recorder(core, plan.posts, None, arguments, _plain_types, modes)
     listeners = scope.listeners

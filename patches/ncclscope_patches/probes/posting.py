@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclscope import native
@@ -28,10 +28,10 @@ ALWAYS_SUM = 64
 """Position of a reduction for :func:`plan` that is a sum whatever the arguments are."""
 
 
-def plan(read: Read, op: str, tensor: int, redop: int = 0) -> Read:
+def plan(
+    read: Read, op: str, tensor: int, redop: int = 0, sizes: int = 0, names: Sequence[str] = ()
+) -> Read:
     """Let the core read the parameters of calls with one tensor.
-
-    A call with keyword arguments is left to `read` if the reduction may be among them.
 
     Args:
         read: Reads all calls, and those to the same parameters.
@@ -39,8 +39,11 @@ def plan(read: Read, op: str, tensor: int, redop: int = 0) -> Read:
         tensor: Position of the tensor, or of the list with it.
         redop: Position of the reduction, or of the object with it; 0 if there is none, and
             :data:`ALWAYS_SUM` if it is no argument.
+        sizes: Position of the sizes of a v-collective; 0 if there are none.
+        names: Names of the method's parameters by position. Without them, a call with keyword
+            arguments is left to `read` if the reduction may be among them.
     """
-    read.plan = op, tensor, redop  # type: ignore[attr-defined]
+    read.plan = recording.planned(op, tensor, redop, sizes, names)  # type: ignore[attr-defined]
     return read
 
 

@@ -214,11 +214,23 @@ def _captures() -> bool:
     return is_capturing is not None and is_capturing()
 
 
+Planned = tuple[str, int, int, int, tuple[str | None, ...]]
+"""Where the core finds a call's parameters; see :func:`planned`."""
+
+
+def planned(
+    op: str, tensor: int, redop: int = 0, sizes: int = 0, names: Sequence[str] = ()
+) -> Planned:
+    """Return where the core finds a call's parameters; see :func:`posting.plan`."""
+    named = tuple(names[at] if 0 < at < len(names) else None for at in (tensor, redop, sizes))
+    return op, tensor, redop, sizes, named
+
+
 def recorder(
     core: Any,
     posts: dict[int, Any],
     read: Callable[..., tuple[Any, ...]] | None,
-    plan: tuple[str, int, int] | None,
+    plan: Planned | None,
     *operator: Any,
 ) -> Any:
     """Return what records a method's calls in C if their parameters and call sites are known.
@@ -227,7 +239,7 @@ def recorder(
         core: The core.
         posts: Of the objects with the method, by ``id()``; see :func:`post_of`.
         read: Return the call's parameters from its arguments; None if only `plan` does.
-        plan: As the arguments of :func:`posting.plan`.
+        plan: Of :func:`planned`; None if only `read` knows the parameters.
         operator: For torch's operators, the types of plain tensors and the active modes.
 
     Returns:

@@ -84,7 +84,7 @@ def _of_tensor(op: str, signature: Signature) -> Read:
         tensor = args[at] if len(args) > at else kwargs["input_tensor"]
         return op, tensor.shape, tensor.dtype
 
-    return plan(read, op, at)
+    return plan(read, op, at, names=signature.names)
 
 
 def _reduction(op: str, name: str, signature: Signature) -> Read:
@@ -96,7 +96,7 @@ def _reduction(op: str, name: str, signature: Signature) -> Read:
         redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
         return op, tensor.shape, tensor.dtype, redop_name(redop)
 
-    return plan(read, op, at, op_at)
+    return plan(read, op, at, op_at, names=signature.names)
 
 
 def _all_reduce(signature: Signature) -> Read:
@@ -127,7 +127,7 @@ def _all_gatherv(signature: Signature) -> Read:
         sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
         return "all_gatherv", tensor.shape, tensor.dtype, None, None, None, None, tuple(sizes)
 
-    return read
+    return plan(read, "all_gatherv", at, 0, sizes_at, signature.names)
 
 
 def _reduce_scatterv(signature: Signature) -> Read:
@@ -139,7 +139,7 @@ def _reduce_scatterv(signature: Signature) -> Read:
         redop = redop_name(args[op_at] if len(args) > op_at else kwargs.get("op", "sum"))
         return "reduce_scatterv", tensor.shape, tensor.dtype, redop, None, None, None, tuple(sizes)
 
-    return read
+    return plan(read, "reduce_scatterv", at, op_at, sizes_at, signature.names)
 
 
 def _reduce(signature: Signature) -> Read:

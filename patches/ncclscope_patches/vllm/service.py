@@ -15,6 +15,7 @@ from typing import Any
 from ncclscope.clock import now_ns
 from ncclscope.model.activities import INPUT, LOOP, PAUSED, REQUESTS, UNSCHEDULED
 from ncclscope.model.metadata import COORDINATOR, FRONTEND
+from ncclscope.ring.activity import Slot
 from ncclscope.tracing import session
 from ncclscope.tracing.notes import Notes, Phase, leave
 from ncclscope_patches.probes.noting import put_noting
@@ -43,7 +44,7 @@ class VllmEngineInput(Note):
     def install(self, module: Any) -> None:
         engine = getattr(module, "EngineCoreProc", None)
         if engine is not None:
-            put_noting(self, engine, "_process_input_queue", INPUT, lambda *_: _NOTHING)
+            put_noting(self, engine, "_process_input_queue", INPUT, _NOTHING)
 
 
 class VllmCoordinator(Note):
@@ -145,8 +146,9 @@ class VllmRequests(Note):
 
     def __init__(self) -> None:
         super().__init__()
-        self._notes = Notes(REQUESTS)
+        self._slot: Slot | None = None
         self._phase: Phase | None = None
+        self._streaming = 0
         session.on_reset(self._forget)
 
     def install(self, module: Any) -> None:
@@ -162,22 +164,30 @@ class VllmRequests(Note):
 
     def _counted(self, token: Any, _result: Any) -> None:
         """Note a number that an answer has not changed: clients come and give up in a hang, too."""
-        self._note(token[0][0], 0 if self._phase is None else self._phase[1].since)
+        # A request that streams its input may wait for more of that for as long as it likes.
+        states = token[0][0].request_states.values()
+        self._streaming = sum(getattr(one, "streaming_input", False) for one in states)
+        self._note(token[0][0], 0 if self._phase is None else self._phase[1][1])
 
     def _note(self, processor: Any, since: int) -> None:
-        # A request that streams its input may wait for more of that for as long as it likes.
-        states = processor.request_states.values()
-        waiting = sum(not getattr(one, "streaming_input", False) for one in states)
+        waiting = max(0, len(processor.request_states) - self._streaming)
         if waiting:
-            if self._notes.slot() is None and session.current() is not None:
-                session.describe(role=FRONTEND)
-            self._phase = self._notes.begin("", "", waiting, since)
+            slot = self._slot or self._open()
+            self._phase = None if slot is None else (slot, slot.begin("", waiting, since))
         elif self._phase is not None:
             leave(self._phase)
             self._phase = None
 
+    def _open(self) -> Slot | None:
+        tracer = session.current()
+        if tracer is None:
+            return None
+        session.describe(role=FRONTEND)
+        self._slot = tracer.activity(REQUESTS)
+        return self._slot
+
     def _forget(self) -> None:
-        self._phase = None
+        self._slot, self._phase = None, None
 
 
 def _unfinished(scheduler: Any) -> int:

@@ -39,9 +39,7 @@ class VllmSteps(StepPatch):
 
     def _noted(self, method: str, tokens: int, *, dummy: bool = False) -> tuple[str, int] | None:
         """Record the next step; return what to note of its method, None without tracing."""
-        before = self._number
-        self._next(tokens, dummy)
-        return (method, self._number) if self._number > before else None
+        return (method, self._number) if self._next(tokens, dummy) else None
 
     def _sample(self, _args: Any, _kwargs: Any) -> tuple[str, int]:
         return "sample_tokens", self._number

@@ -187,3 +187,22 @@ def test_ranks_that_exchange_may_hold_each_other_up(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (2, 3))
     assert cause.confidence == confidence
+
+
+def _causes(seed: int, number: int) -> list[tuple[str, list[int], list[int], str]]:
+    """Return what the causes of a random small job name, and how certain they are."""
+    drawn = sample(seed, number)
+    found = verdict_on(drawn.world, drawn.outcome)["findings"]
+    return [
+        (one["kind"], one["diverging_ranks"], one["candidate_ranks"], one["confidence"])
+        for one in found
+        if one["role"] == "cause"
+    ]
+
+
+@pytest.mark.parametrize(("number", "absent"), [(7025, 5), (337, 2)])
+def test_an_open_send_to_a_rank_without_a_record_holds_its_rank_up(
+    number: int, absent: int
+) -> None:
+    """The sender received later, or another of its threads went on: it was named itself."""
+    assert _causes(1205, number) == [("dead_rank", [absent], [], "likely")]

@@ -206,3 +206,8 @@ def test_an_open_send_to_a_rank_without_a_record_holds_its_rank_up(
 ) -> None:
     """The sender received later, or another of its threads went on: it was named itself."""
     assert _causes(1205, number) == [("dead_rank", [absent], [], "likely")]
+
+
+def test_a_rank_without_a_record_is_none_of_those_that_never_posted_a_call() -> None:
+    """Rank 0 waits, rank 1 has exited, and what rank 2 did is not recorded: rank 0 was named."""
+    assert _causes(1201, 2432) == [("dead_rank", [], [0, 1, 2], "ambiguous")]

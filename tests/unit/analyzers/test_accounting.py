@@ -211,3 +211,11 @@ def test_an_open_send_to_a_rank_without_a_record_holds_its_rank_up(
 def test_a_rank_without_a_record_is_none_of_those_that_never_posted_a_call() -> None:
     """Rank 0 waits, rank 1 has exited, and what rank 2 did is not recorded: rank 0 was named."""
     assert _causes(1201, 2432) == [("dead_rank", [], [0, 1, 2], "ambiguous")]
+
+
+@pytest.mark.parametrize(("seed", "number", "guilty"), [(1201, 3159, 3), (1203, 13964, 7)])
+def test_peers_that_are_through_are_not_missing_in_a_round_too_many(
+    seed: int, number: int, guilty: int
+) -> None:
+    """A rank posted a round twice, and its last calls find no peer: these were named as well."""
+    assert _causes(seed, number) == [("extra_call", [guilty], [], "likely")]

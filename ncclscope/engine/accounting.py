@@ -430,7 +430,8 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
     """Return findings whose causes have their proof, and are certain only if it is the only one."""
     causes = [one for one in findings if one.role == "cause"]
     proof = prove(case, graph, causes)
-    if proof is not None and proof.changes and proof.missing and case.stalled:
+    lacks = proof is not None and proof.changes and proof.missing and case.stalled
+    if proof is not None and lacks and not graph.explains(proof.ranks):
         late = [_held_up_by(case, graph, number) for number in sorted(proof.missing)]
         causes, findings = [*late, *causes], [*late, *findings]
         proof = prove(case, graph, causes) or proof

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -233,13 +233,12 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
                     found.setdefault(number, []).append((call, peer, answer))
     for rank in case.run.ranks:
         last = rank.last_call(transfers=True)
-        if last is None or last.op not in P2P_OPS or last.state is State.COMPLETED:
-            continue
-        comm = case.run.communicators[last.comm]
-        other = peer_of(last, comm)
-        # One that lost the connection had no answer.
-        if other is not None and has_tags(comm) and (other in unseen or ended_by_peers(rank)):
-            found.setdefault(rank.rank, []).append((last, other, None))
+        for call in _open_with_tags(case, rank):
+            other = peer_of(call, case.run.communicators[call.comm])
+            # One that lost the connection had no answer.
+            is_open = other in unseen or (call == last and ended_by_peers(rank))
+            if other is not None and is_open:
+                found.setdefault(rank.rank, []).append((call, other, None))
     for one in open_transfers(case):
         if len(one.peers) == 1 and one.rank not in found:
             found[one.rank] = [(one.call, one.peers[0], None)]
@@ -251,6 +250,15 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
         elif "nccl" in case.run.communicators[first.comm].backend:
             found[number] = halves[:1]
     return found
+
+
+def _open_with_tags(case: Case, rank: Rank) -> Iterator[Call]:
+    """Yield the pending transfers that no collective of the same thread follows; not on NCCL."""
+    for key, calls in rank.p2p.items():
+        if has_tags(case.run.communicators[key]):
+            for call in calls[-PENDING:]:
+                if call.state is not State.COMPLETED and not rank.went_on(call):
+                    yield call
 
 
 def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | None) -> bool:

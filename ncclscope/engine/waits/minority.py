@@ -60,8 +60,10 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
     waiting = waiting_in(case, pending)
     held_up = dependants(case, absent) | _posted(case, pending)
     by_number = ""
-    if len(held_up) != len(absent):
-        by_number = "absent" if len(held_up) > len(absent) else "waiting"
+    if len(held_up) > len(absent):
+        by_number = "absent"
+    elif len(held_up) < sum(number in case.run.by_rank for number in absent):
+        by_number = "waiting"  # ranks without a record may have posted it
     by_groups, reason = _same_role_elsewhere(case, pending)
     diverging = by_groups or by_number
     if not diverging and all(

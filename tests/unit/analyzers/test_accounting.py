@@ -187,3 +187,45 @@ def test_ranks_that_exchange_may_hold_each_other_up(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (2, 3))
     assert cause.confidence == confidence
+
+
+def _causes(seed: int, number: int) -> list[tuple[str, list[int], list[int], str]]:
+    """Return what the causes of a random small job name, and how certain they are."""
+    drawn = sample(seed, number)
+    found = verdict_on(drawn.world, drawn.outcome)["findings"]
+    return [
+        (one["kind"], one["diverging_ranks"], one["candidate_ranks"], one["confidence"])
+        for one in found
+        if one["role"] == "cause"
+    ]
+
+
+@pytest.mark.parametrize(("number", "absent"), [(7025, 5), (337, 2)])
+def test_an_open_send_to_a_rank_without_a_record_holds_its_rank_up(
+    number: int, absent: int
+) -> None:
+    """The sender received later, or another of its threads went on: it was named itself."""
+    assert _causes(1205, number) == [("dead_rank", [absent], [], "likely")]
+
+
+def test_a_rank_without_a_record_is_none_of_those_that_never_posted_a_call() -> None:
+    """Rank 0 waits, rank 1 has exited, and what rank 2 did is not recorded: rank 0 was named."""
+    assert _causes(1201, 2432) == [("dead_rank", [], [0, 1, 2], "ambiguous")]
+
+
+@pytest.mark.parametrize(("seed", "number", "guilty"), [(1201, 3159, 3), (1203, 13964, 7)])
+def test_peers_that_are_through_are_not_missing_in_a_round_too_many(
+    seed: int, number: int, guilty: int
+) -> None:
+    """A rank posted a round twice, and its last calls find no peer: these were named as well."""
+    assert _causes(seed, number) == [("extra_call", [guilty], [], "likely")]
+
+
+def test_a_call_that_ranks_have_gone_on_from_is_not_what_they_wait_in() -> None:
+    """Ranks 0 to 2 wait for rank 3 in a barrier, behind the first broadcast of its line."""
+    assert _causes(1203, 13947) == [("not_joined", [3], [], "certain")]
+
+
+def test_a_call_is_no_wait_because_others_of_its_operation_were_waited_for() -> None:
+    """Ranks 0 and 1 were said to be in a broadcast of a line that nobody had waited for."""
+    assert _causes(1202, 8570) == [("dead_rank", [2], [], "certain")]

@@ -168,14 +168,17 @@ def test_what_differs_is_the_cause_and_not_who_is_late(cluster_of: ClusterOf) ->
     assert [one.role for one in verdict.findings if one.kind == "late"] == ["consequence"]
 
 
-@pytest.mark.parametrize(("name", "is_late"), [(COMPILE, True), (STORE_WAIT, False)])
+@pytest.mark.parametrize(
+    ("name", "seconds", "is_late"),
+    [(COMPILE, 55.0, True), (COMPILE, 3.0, True), (COMPILE, 0.1, False), (STORE_WAIT, 55.0, False)],
+)
 def test_a_note_says_whether_the_cpu_time_is_work(
-    cluster_of: ClusterOf, name: str, is_late: bool
+    cluster_of: ClusterOf, name: str, seconds: float, is_late: bool
 ) -> None:
-    """A process that polls a store uses a core and waits."""
+    """A process that polls a store uses a core and waits; one that compiles has others work."""
     cluster = cluster_of(4)
     wait_for(cluster, 2)
-    works(cluster, 2, 55.0)
+    works(cluster, 2, seconds)
     cluster.tracers[2].activity(name).begin("step (train.py:3)")
 
     assert (named(cluster.verdict())[1] == "late") == is_late

@@ -362,3 +362,24 @@ def test_an_exception_that_ended_a_service(
     run = replace(run, ranks=tuple(gone[:2]), others=tuple(gone[2:]))
 
     assert _verdict(run) == expected
+
+
+def test_a_worker_in_a_receive_keeps_its_engine_waiting(cluster_of: ClusterOf) -> None:
+    """Who has not answered since it waits for a peer is no cause beside that peer."""
+    cluster = cluster_of(2)
+    cluster.history()
+    cluster.post([1], "pp:0", "recv", peer=0, done=False)
+    inside: Acts = {**IDLE, "dequeue": (50.0, 60.0, *WAITS)}
+    run = cluster.run()
+    ranks = [
+        _with(replace(rank, labels={"engine": "0"}), acts)
+        for rank, acts in zip(run.ranks, (IDLE, inside), strict=True)
+    ]
+    process = replace(run.ranks[0], rank=-1, pid=2000, logs={}, p2p={}, labels={"engine": "0"})
+    core = replace(_with(process, _sent("execute_model", answers=2)), details={"role": "engine"})
+    found = diagnose(replace(run, ranks=tuple(ranks), others=(core,)))
+
+    causes = {one.kind for one in found.findings if one.role == "cause"}
+    assert found.status == "hung"
+    assert "rpc_stalled" not in causes
+    assert 1 not in found.diverging_ranks

@@ -1,0 +1,66 @@
+"""Ask ncclscope about a service in each way that there is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.services.service import Service
+
+__all__ = ["Answer", "ask", "diagnose"]
+
+_NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
+_TIMEOUT = 120.0
+UNTRACED_GAP = "3"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        way: How it was asked for.
+        document: What was printed, or nothing if that is no document.
+        exit_status: Of the command.
+        errors: What it wrote to stderr.
+        seconds: How long it took.
+    """
+
+    way: str
+    document: dict[str, Any] | None
+    exit_status: int
+    errors: str
+    seconds: float
+
+
+def ask(service: Service) -> Iterator[Answer]:
+    """Yield all answers about a service whose processes live."""
+    pids = [str(pid) for pid in sorted(service.processes().values())]
+    if service.traced:
+        yield _run("watch", "watch", str(service.rings), "--once", "--json")
+        yield _run("attach", "attach", "--json")
+        yield _run("attach PIDs", "attach", "--json", *pids)
+        yield diagnose(service, "diagnose")
+    else:
+        yield _run("untraced", "attach", "--json", "--gap", UNTRACED_GAP)
+        yield _run("untraced PIDs", "attach", "--json", "--gap", UNTRACED_GAP, *pids)
+
+
+def diagnose(service: Service, way: str) -> Answer:
+    """Return what the rings of a service say."""
+    return _run(way, "diagnose", str(service.rings), "--json")
+
+
+def _run(way: str, *command: str) -> Answer:
+    began = time.monotonic()
+    done = subprocess.run(
+        [*_NCCLSCOPE, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT
+    )
+    seconds = time.monotonic() - began
+    document = json.loads(done.stdout) if done.stdout.strip() else None
+    return Answer(way, document, done.returncode, done.stderr.strip(), seconds)

@@ -1,0 +1,227 @@
+"""Cases in which an engine, its scheduler or the coordinator of engines is at fault."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
+from tests.services.case import Case, Moment, Truth
+from tests.services.service import Service
+
+__all__ = ["CASES"]
+
+REPLICAS = {"tensor_parallel_size": 1, "data_parallel_size": 2, "arguments": ARGUMENTS}
+COORDINATOR = ("DPCoordinator", r"coordinator")
+ENGINE = ("EngineCore", r"engine")
+
+
+def _ask_with(fault: str):  # type: ignore[no-untyped-def]
+    def act(service: Service) -> None:
+        service.plant(fault)
+        service.ask()
+
+    return act
+
+
+def _ask_first_with(fault: str):  # type: ignore[no-untyped-def]
+    def act(service: Service) -> None:
+        service.plant(fault)
+        service.ask(replica=0)
+
+    return act
+
+
+def _ask_both_with(fault: str):  # type: ignore[no-untyped-def]
+    def act(service: Service) -> None:
+        service.plant(fault)
+        for replica in (0, 1):
+            service.ask(replica=replica)
+
+    return act
+
+
+def _ask(service: Service) -> None:
+    service.ask()
+
+
+def _ask_for_json(service: Service) -> None:
+    service.plant("hold_grammar")
+    service.ask(structured_outputs={"regex": "w1 w2"})
+
+
+def _signal(title: str, number: signal.Signals):  # type: ignore[no-untyped-def]
+    return lambda service: service.signal(title, number)
+
+
+def _stop_coordinator(service: Service) -> None:
+    service.signal("DPCoordinator", signal.SIGSTOP)
+    service.ask(replica=0)
+
+
+CASES = [
+    Case(
+        "no_blocks",
+        [
+            Moment(
+                Truth(
+                    "the scheduler finds no free block of the KV cache for the only request",
+                    kinds=("not_scheduled",),
+                ),
+                _ask_with("no_blocks"),
+            )
+        ],
+    ),
+    Case(
+        "grammar_never",
+        [
+            Moment(
+                Truth(
+                    "the only request waits for a grammar whose compilation never ends",
+                    kinds=("not_scheduled",),
+                    says="grammar|structured",
+                ),
+                _ask_for_json,
+            )
+        ],
+        {"tokenizer": True},
+    ),
+    Case(
+        "engine_stopped",
+        [
+            Moment(
+                Truth(
+                    "SIGSTOP stopped the engine; no request is open, and the next one will hang",
+                    ("unknown", "hung"),
+                    ("rpc_stalled",),
+                    process=ENGINE,
+                    says="stopped",
+                    killed=("unknown", "ok"),
+                    waits=False,
+                ),
+                _signal("EngineCore", signal.SIGSTOP),
+                "idle",
+            ),
+            Moment(
+                Truth(
+                    "SIGSTOP stopped the engine, and a request waits for it",
+                    kinds=("rpc_stalled",),
+                    process=ENGINE,
+                ),
+                _ask,
+                "busy",
+            ),
+        ],
+    ),
+    Case(
+        "engine_killed",
+        [
+            Moment(
+                Truth(
+                    "SIGKILL ended the engine",
+                    kinds=("dead_rank",),
+                    process=ENGINE,
+                    waits=False,
+                ),
+                _signal("EngineCore", signal.SIGKILL),
+                seconds=4.0,
+            )
+        ],
+    ),
+    Case(
+        "engine_input_held",
+        [
+            Moment(
+                Truth(
+                    "the engine's input thread waits for a lock: the request reached the engine's "
+                    "process and never its scheduler",
+                    kinds=("rpc_stalled", "not_scheduled"),
+                    process=ENGINE,
+                ),
+                _ask_with("hold_input"),
+            )
+        ],
+    ),
+    Case(
+        "engine_output_held",
+        [
+            Moment(
+                Truth(
+                    "the engine's output thread waits for a lock: the engine has made all tokens, "
+                    "and the server gets none",
+                    kinds=("rpc_stalled",),
+                    process=ENGINE,
+                ),
+                _ask_with("hold_output"),
+            )
+        ],
+    ),
+    Case(
+        "coordinator_stopped",
+        [
+            Moment(
+                Truth(
+                    "SIGSTOP stopped the coordinator: engine 1 is not woken for the request of "
+                    "engine 0, whose worker waits for that of engine 1",
+                    kinds=("not_joined", "rpc_stalled"),
+                    process=COORDINATOR,
+                    suspects=(1,),
+                ),
+                _stop_coordinator,
+            )
+        ],
+        REPLICAS,
+        CPU_MOE,
+    ),
+    Case(
+        "dp_engine_held",
+        [
+            Moment(
+                Truth(
+                    "engine 1 waits for a file's lock; engine 0 is alone in a call of all engines",
+                    kinds=("not_joined", "missing_call"),
+                    ranks=(1,),
+                    process=("EngineCore_DP1", r"engine 1"),
+                    confidence="certain",
+                ),
+                _ask_both_with("hold_engines"),
+            )
+        ],
+        REPLICAS,
+        CPU_MOE,
+    ),
+    Case(
+        "dp_engine_leaves",
+        [
+            Moment(
+                Truth(
+                    "engine 1 left out a call of all engines and rests; engine 0 is alone in it",
+                    kinds=("not_joined", "missing_call"),
+                    ranks=(1,),
+                    process=("EngineCore_DP1", r"engine 1"),
+                    confidence="certain",
+                ),
+                _ask_first_with("leave_engines"),
+            )
+        ],
+        REPLICAS,
+        CPU_MOE,
+    ),
+    Case(
+        "dp_worker_raises",
+        [
+            Moment(
+                Truth(
+                    "worker 1 raised in a step, and its engine ended",
+                    kinds=("dead_rank", "not_joined", "rpc_stalled"),
+                    ranks=(1,),
+                    process=("EngineCore_DP1", r"engine 1"),
+                    confidence="certain",
+                    waits=False,
+                ),
+                _ask_both_with("raise_in_step"),
+            )
+        ],
+        REPLICAS,
+        CPU_MOE,
+    ),
+]

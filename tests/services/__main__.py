@@ -8,12 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.services import controls, engines, servers, workers
+from tests.services.cases import CASES
 from tests.services.play import Result, play
 from tests.services.score import NOT_BAD
 from tests.worlds.score import in_columns
-
-CASES = {case.name: case for room in (workers, engines, servers, controls) for case in room.CASES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -41,14 +41,13 @@ class Answer:
 def ask(service: Service) -> Iterator[Answer]:
     """Yield all answers about a service whose processes live."""
     pids = [str(pid) for pid in sorted(service.processes().values())]
+    name, options = ("attach", []) if service.traced else ("untraced", ["--gap", UNTRACED_GAP])
     if service.traced:
         yield _run("watch", "watch", str(service.rings), "--once", "--json")
-        yield _run("attach", "attach", "--json")
-        yield _run("attach PIDs", "attach", "--json", *pids)
         yield diagnose(service, "diagnose")
-    else:
-        yield _run("untraced", "attach", "--json", "--gap", UNTRACED_GAP)
-        yield _run("untraced PIDs", "attach", "--json", "--gap", UNTRACED_GAP, *pids)
+    if pids:  # a service may have ended by itself
+        yield _run(name, "attach", "--json", *options)
+        yield _run(f"{name} PIDs", "attach", "--json", *options, *pids)
 
 
 def diagnose(service: Service, way: str) -> Answer:

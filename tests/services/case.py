@@ -72,6 +72,7 @@ class Case:
         moments: One after the other; all processes are killed after the last one.
         options: Of the server; see `VllmServer`.
         environment: Variables of the server.
+        faults: Those of the plugin that the moments plant.
         untraced: Whether to ask an untraced service as well.
         starting: What is true while the service starts, if that is asked about.
     """
@@ -79,6 +80,7 @@ class Case:
     name: str
     moments: Sequence[Moment]
     options: Mapping[str, object] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    faults: Sequence[str] = ()
     untraced: bool = True
     starting: Truth | None = None

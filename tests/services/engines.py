@@ -84,6 +84,7 @@ CASES = [
             )
         ],
         {"tokenizer": True},
+        faults=["hold_grammar"],
     ),
     Case(
         "engine_stopped",
@@ -140,6 +141,7 @@ CASES = [
                 _ask_with("hold_input"),
             )
         ],
+        faults=["hold_input"],
     ),
     Case(
         "engine_output_held",
@@ -154,6 +156,7 @@ CASES = [
                 _ask_with("hold_output"),
             )
         ],
+        faults=["hold_output"],
     ),
     Case(
         "coordinator_stopped",
@@ -188,6 +191,7 @@ CASES = [
         ],
         REPLICAS,
         CPU_MOE,
+        faults=["hold_engines"],
     ),
     Case(
         "dp_engine_leaves",
@@ -205,13 +209,15 @@ CASES = [
         ],
         REPLICAS,
         CPU_MOE,
+        faults=["leave_engines"],
     ),
     Case(
         "dp_worker_raises",
         [
             Moment(
                 Truth(
-                    "worker 1 raised in a step, and its engine ended",
+                    "worker 1 raised in a step, its engine ended, and then the whole service",
+                    ("hung", "diverged", "unknown"),
                     kinds=("dead_rank", "not_joined", "rpc_stalled"),
                     ranks=(1,),
                     process=("EngineCore_DP1", r"engine 1"),
@@ -223,5 +229,6 @@ CASES = [
         ],
         REPLICAS,
         CPU_MOE,
+        faults=["raise_in_step"],
     ),
 ]

@@ -6,8 +6,8 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,7 +48,7 @@ def play(case: Case, keep: Path | None = None, *, untraced: bool = True) -> Iter
                 Path(directory),
                 traced=traced,
                 options=case.options,
-                environment=case.environment,
+                environment=case.environment | {"NCCLSCOPE_TEST_FAULTS": ",".join(case.faults)},
             )
             try:
                 if case.starting:

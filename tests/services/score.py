@@ -11,10 +11,10 @@ from tests.services.case import Truth
 __all__ = ["NOT_BAD", "WORDS", "judge"]
 
 WORDS = ("right", "fair", "unknown", "wrong", "ok and hung", "false alarm", "no answer")
-"""``right``: status, kind and who is at fault. ``fair``: who is at fault is a candidate or is in the
-summary, and nobody innocent is named. ``unknown``: nobody is named, and no cause. ``wrong``: an
-innocent rank, another cause, or more certainty than there is. ``ok and hung``: ``ok`` though clients
-wait for ever. ``false alarm``: a hang or a cause in a healthy service."""
+"""``right``: status, kind and who is at fault. ``fair``: who is at fault is a candidate or in the
+summary, or the kind is right, and nobody innocent is named. ``unknown``: nobody is named, and no
+cause. ``wrong``: an innocent rank, another cause, or more certainty than there is. ``ok and hung``:
+``ok`` though clients wait for ever. ``false alarm``: a hang or a cause in a healthy service."""
 NOT_BAD = ("right", "fair", "unknown")
 _RANKED = ("ambiguous", "likely", "certain")
 
@@ -45,7 +45,7 @@ def judge(
         says = killed or re.search(truth.says, summary)
         return "right" if status in admitted and says else "unknown"
     if status == "ok":
-        return "ok and hung"
+        return "right" if "ok" in admitted else "ok and hung"
     if any(not set(each["diverging_ranks"]) <= {*truth.ranks, *truth.suspects} for each in causes):
         return "wrong"
     named = _is_named(summary, truth, pids)
@@ -59,7 +59,8 @@ def judge(
         return "wrong"
     if status in admitted and met and causes[0]["kind"] in truth.kinds:
         return "right"
-    return "fair" if named or blamed or candidates & {*truth.ranks, *truth.suspects} else "wrong"
+    fair = named or blamed or candidates & {*truth.ranks, *truth.suspects}
+    return "fair" if fair or causes[0]["kind"] in truth.kinds else "wrong"
 
 
 def _is_named(summary: str, truth: Truth, pids: Mapping[str, int]) -> bool:

@@ -60,7 +60,9 @@ def _wake(service: Service) -> None:
 
 
 def _idle(what: str) -> Truth:
-    return Truth(what, ("unknown", "hung"), KINDS, process=NAMED, waits=False)
+    return Truth(
+        what, ("unknown", "hung"), KINDS, process=NAMED, killed=("unknown", "ok"), waits=False
+    )
 
 
 def _busy(what: str) -> Truth:
@@ -102,6 +104,7 @@ CASES = [
                 _hold_answers,
             )
         ],
+        faults=["hold_answers"],
     ),
     Case(
         "pause_never_resumed",

@@ -25,7 +25,6 @@ NGRAM = {
 _ABSENT = ("not_joined", "missing_call", "p2p_mismatch")
 
 
-
 def _ask_with(fault: str):  # type: ignore[no-untyped-def]
     def act(service: Service) -> None:
         service.plant(fault)
@@ -126,6 +125,7 @@ CASES = [
         ],
         PIPELINE,
         CORES,
+        faults=["hold_receive"],
     ),
     Case(
         "pp2_send_skipped",
@@ -142,6 +142,7 @@ CASES = [
         ],
         PIPELINE,
         CORES,
+        faults=["skip_send"],
     ),
     Case(
         "pp2_healthy",
@@ -169,19 +170,13 @@ CASES = [
     ),
     Case(
         "weights_all_ranks",
-        [
-            Moment(
-                healthy("all workers have joined a broadcast of weights"), _update_weights("0,1")
-            )
-        ],
+        [Moment(healthy("all workers have joined a broadcast of weights"), _update_weights("0,1"))],
         WEIGHTS,
     ),
     Case(
         "spec_decode_skip",
         [
-            Moment(
-                healthy("ngram speculation serves requests"), _ask, "healthy", 2.0
-            ),
+            Moment(healthy("ngram speculation serves requests"), _ask, "healthy", 2.0),
             Moment(
                 Truth(
                     "worker 1 skipped one all_reduce of tensor parallelism",

@@ -1,7 +1,7 @@
 """A vLLM plugin for tests: one part of a service stops doing its work on request.
 
-The file that NCCLSCOPE_TEST_FAULT names holds the fault. ``hold_*`` lets the part that is named wait
-for the lock of a file, for ever:
+The file that NCCLSCOPE_TEST_FAULT names holds the fault. NCCLSCOPE_TEST_FAULTS lists those that
+may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 
 | fault | who | where |
 |---|---|---|
@@ -9,7 +9,7 @@ for the lock of a file, for ever:
 | ``hold_input`` | the engine's input thread | a request that the server has sent |
 | ``hold_output`` | the engine's output thread | an answer of the engine |
 | ``hold_server`` | the API server's event loop | any HTTP request |
-| ``hold_answers`` | one task of the API server | the answers of its engine; the event loop goes on |
+| ``hold_answers`` | a task of the API server | the answers of its engine; the loop goes on |
 | ``hold_receive`` | worker 1 | before it receives from the stage before it |
 | ``skip_send`` | worker 0 | leaves out what it is to send to the next stage |
 | ``raise_in_step`` | worker 1 | raises in its next step |
@@ -28,12 +28,14 @@ from typing import Any
 
 LAST_RANK = 1
 POLL_SECONDS = 0.1
+_FAULTS = list(filter(None, os.environ.get("NCCLSCOPE_TEST_FAULTS", "").split(",")))
+"""Those that may be ordered: what is left as it is has vLLM's own stacks."""
 _PLANTED: list[bool] = []
 
 
 def register() -> None:
     """Entry point of the group ``vllm.general_plugins``."""
-    if os.environ.get("NCCLSCOPE_TEST_FAULT") and not _PLANTED:
+    if _FAULTS and not _PLANTED:
         _PLANTED.append(True)
         _plant_in_engine()
         _plant_in_server()
@@ -44,14 +46,15 @@ def _plant_in_engine() -> None:
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
     from vllm.v1.structured_output import StructuredOutputManager
 
-    _before(StructuredOutputManager, "_create_grammar", _holding("hold_grammar"))
-    _before(EngineCoreProc, "preprocess_add_request", _holding("hold_input"))
-    _before(EngineCoreProc, "process_output_sockets", _watch_output)
-    _before(DPEngineCoreProc, "_has_global_unfinished_reqs", _hold_engines)
+    _before("hold_grammar", StructuredOutputManager, "_create_grammar", _hold)
+    _before("hold_input", EngineCoreProc, "preprocess_add_request", _hold)
+    _before("hold_output", EngineCoreProc, "process_output_sockets", _watch_output)
+    _before("hold_engines", DPEngineCoreProc, "_has_global_unfinished_reqs", _hold_engines)
     _instead(
+        "leave_engines",
         DPEngineCoreProc,
         "_has_global_unfinished_reqs",
-        lambda self, *_: self.dp_rank == LAST_RANK and _take("leave_engines"),
+        lambda self, *_: self.dp_rank == LAST_RANK,
         False,
     )
 
@@ -67,16 +70,17 @@ def _plant_in_server() -> None:
             await asyncio.sleep(POLL_SECONDS)
         return outputs
 
-    AsyncMPClient.get_output_async = planted
+    if "hold_answers" in _FAULTS:
+        AsyncMPClient.get_output_async = planted
 
 
 def _plant_in_workers() -> None:
     from vllm.distributed.parallel_state import GroupCoordinator
     from vllm.v1.worker.gpu_worker import Worker
 
-    _before(GroupCoordinator, "irecv_tensor_dict", _of_worker(_holding("hold_receive")))
-    _instead(GroupCoordinator, "isend_tensor_dict", lambda *_, **__: _take("skip_send"), [])
-    _before(Worker, "execute_model", _of_worker(_raise))
+    _before("hold_receive", GroupCoordinator, "irecv_tensor_dict", _of_last(_hold))
+    _instead("skip_send", GroupCoordinator, "isend_tensor_dict", lambda *_: True, [])
+    _before("raise_in_step", Worker, "execute_model", _of_last(_raise))
 
 
 async def freeze(request: Any, call_next: Callable[[Any], Any]) -> Any:
@@ -98,44 +102,39 @@ class Weights:
             torch.distributed.broadcast(torch.zeros(8), 0, group.cpu_group)
 
 
-def _raise(*_: Any, **__: Any) -> None:
-    if _take("raise_in_step"):
+def _raise(fault: str, *_: Any) -> None:
+    if _take(fault):
         raise RuntimeError("planted")
 
 
-def _hold_engines(engine: Any, *_: Any) -> None:
+def _hold_engines(fault: str, engine: Any, *_: Any) -> None:
     if engine.dp_rank == LAST_RANK:
-        _hold("hold_engines")
+        _hold(fault)
 
 
-def _watch_output(engine: Any, *_: Any, **__: Any) -> None:
-    """Let the output thread wait before it takes the next answer."""
-    queue = engine.output_queue
-    usual = queue.get
+def _watch_output(fault: str, engine: Any, *_: Any) -> None:
+    """Let the output thread wait once it has taken the next answer."""
+    usual = engine.output_queue.get
 
     def get() -> Any:
         output = usual()
-        _hold("hold_output")
+        _hold(fault)
         return output
 
-    queue.get = get
+    engine.output_queue.get = get
 
 
-def _of_worker(then: Callable[..., None]) -> Callable[..., None]:
-    def of_last(*args: Any, **kwargs: Any) -> None:
+def _of_last(then: Callable[..., None]) -> Callable[..., None]:
+    def of_last(*args: Any) -> None:
         import torch
 
         if torch.distributed.get_rank() == LAST_RANK:
-            then(*args, **kwargs)
+            then(*args)
 
     return of_last
 
 
-def _holding(fault: str) -> Callable[..., None]:
-    return lambda *_, **__: _hold(fault)
-
-
-def _hold(fault: str) -> None:
+def _hold(fault: str, *_: Any) -> None:
     if _take(fault):
         path = _order().with_suffix(".lock")
         with path.open("w") as held, path.open("w") as file:
@@ -143,25 +142,28 @@ def _hold(fault: str) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _before(owner: Any, name: str, then: Callable[..., None]) -> None:
-    """Call a function before each call of a method, with its arguments."""
+def _before(fault: str, owner: Any, name: str, then: Callable[..., None]) -> None:
+    """Call a function before each call of a method, with the fault and its arguments."""
     usual = getattr(owner, name)
 
     def planted(*args: Any, **kwargs: Any) -> Any:
-        then(*args, **kwargs)
+        then(fault, *args)
         return usual(*args, **kwargs)
 
-    setattr(owner, name, planted)
+    if fault in _FAULTS:
+        setattr(owner, name, planted)
 
 
-def _instead(owner: Any, name: str, applies: Callable[..., bool], result: Any) -> None:
+def _instead(fault: str, owner: Any, name: str, applies: Callable[..., bool], result: Any) -> None:
     """Return a result in place of a call of a method where the fault applies."""
     usual = getattr(owner, name)
 
     def planted(*args: Any, **kwargs: Any) -> Any:
-        return result if applies(*args, **kwargs) else usual(*args, **kwargs)
+        left_out = applies(*args) and _take(fault)
+        return result if left_out else usual(*args, **kwargs)
 
-    setattr(owner, name, planted)
+    if fault in _FAULTS:
+        setattr(owner, name, planted)
 
 
 def _order() -> Path:

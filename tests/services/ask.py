@@ -57,9 +57,12 @@ def diagnose(service: Service, way: str) -> Answer:
 
 def _run(way: str, *command: str) -> Answer:
     began = time.monotonic()
-    done = subprocess.run(
-        [*_NCCLSCOPE, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT
-    )
+    try:
+        done = subprocess.run(
+            [*_NCCLSCOPE, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(way, None, -1, "timed out", _TIMEOUT)
     seconds = time.monotonic() - began
     document = json.loads(done.stdout) if done.stdout.strip() else None
     return Answer(way, document, done.returncode, done.stderr.strip(), seconds)

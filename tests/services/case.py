@@ -22,8 +22,8 @@ class Truth:
         kinds: Kinds of a verdict that are right.
         ranks: Ranks of which at least one is to be named.
         suspects: Ranks that may be named besides.
-        process: Title of a process that is at fault, and pattern that names it in a summary.
-        says: Pattern that the summary is to contain, whoever is at fault.
+        process: Title of a process that is at fault, and pattern that names it.
+        says: Pattern that summary or evidence is to contain, whoever is at fault.
         confidence: The highest that is right.
         killed: Statuses that are right after SIGKILL of all; those above by default.
         waits: Whether a client is sure to wait for an answer, which is checked.

@@ -8,12 +8,13 @@ import socket
 import time
 from urllib.parse import urlsplit
 
+from tests.services.acts import nothing
 from tests.services.case import Case, Moment, healthy
 from tests.services.service import PROMPT, Service
 
 __all__ = ["CASES"]
 
-LOADED_SECONDS = 45.0
+LOADED_SECONDS = 30.0
 """Longer than all questions take."""
 FEW_BLOCKS = {"arguments": ["--block-size", "32", "--num-gpu-blocks-override", "10"]}
 """Two requests of full length have no room beside one another."""
@@ -60,11 +61,7 @@ def _long_prompts(service: Service) -> None:
     service.repeat(4, LOADED_SECONDS, long_prompt)
 
 
-def _nothing(service: Service) -> None:
-    pass
-
-
-def _read_nothing(service: Service) -> None:
+def _readnothing(service: Service) -> None:
     """Ask for much, and read nothing of it."""
     body = json.dumps(
         {
@@ -97,12 +94,12 @@ CASES = [
         "healthy_load",
         [
             Moment(healthy("24 clients share 8 places, so that most requests wait"), _load, "load"),
-            Moment(healthy("the load has ended"), _nothing, "after", LOADED_SECONDS),
+            Moment(healthy("the load has ended"), nothing, "after", LOADED_SECONDS),
             Moment(healthy("clients hang up in the middle of streams"), _give_up, "aborts", 5.0),
-            Moment(healthy("no client is left"), _nothing, "aborted", LOADED_SECONDS),
+            Moment(healthy("no client is left"), nothing, "aborted", LOADED_SECONDS),
             Moment(healthy("all clients went before the answer"), _disconnect, "disconnected", 20),
             Moment(healthy("bursts, and pauses of three seconds"), _bursts, "bursts"),
-            Moment(healthy("nobody has asked for a minute"), _nothing, "idle", 60 + LOADED_SECONDS),
+            Moment(healthy("nobody has asked for a minute"), nothing, "idle", 60 + LOADED_SECONDS),
         ],
         untraced=False,
     ),
@@ -114,19 +111,19 @@ CASES = [
     ),
     Case(
         "slow_client",
-        [Moment(healthy("a client reads nothing of what it asked for"), _read_nothing)],
+        [Moment(healthy("a client reads nothing of what it asked for"), _readnothing)],
         {"tokenizer": True},
     ),
     Case(
         "compiles",
-        [Moment(healthy("a service that has compiled its model rests"), _nothing)],
+        [Moment(healthy("a service that has compiled its model rests"), nothing)],
         {"eager": False},
         starting=healthy("the service starts, and compiles its model"),
     ),
     Case(
         "offline",
         [
-            Moment(healthy("a program rests between two calls of generate"), _nothing, "between"),
+            Moment(healthy("a program rests between two calls of generate"), nothing, "between"),
             Moment(healthy("the program has generated again"), _generate_again, "again"),
         ],
         {"offline": True},

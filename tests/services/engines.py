@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
+from tests.services.acts import ask, ask_with, stop
 from tests.services.case import Case, Moment, Truth
 from tests.services.service import Service
 
@@ -15,42 +16,9 @@ COORDINATOR = ("DPCoordinator", r"coordinator")
 ENGINE = ("EngineCore", r"engine")
 
 
-def _ask_with(fault: str):  # type: ignore[no-untyped-def]
-    def act(service: Service) -> None:
-        service.plant(fault)
-        service.ask()
-
-    return act
-
-
-def _ask_first_with(fault: str):  # type: ignore[no-untyped-def]
-    def act(service: Service) -> None:
-        service.plant(fault)
-        service.ask(replica=0)
-
-    return act
-
-
-def _ask_both_with(fault: str):  # type: ignore[no-untyped-def]
-    def act(service: Service) -> None:
-        service.plant(fault)
-        for replica in (0, 1):
-            service.ask(replica=replica)
-
-    return act
-
-
-def _ask(service: Service) -> None:
-    service.ask()
-
-
-def _ask_for_json(service: Service) -> None:
+def _ask_in_grammar(service: Service) -> None:
     service.plant("hold_grammar")
     service.ask(structured_outputs={"regex": "w1 w2"})
-
-
-def _signal(title: str, number: signal.Signals):  # type: ignore[no-untyped-def]
-    return lambda service: service.signal(title, number)
 
 
 def _stop_coordinator(service: Service) -> None:
@@ -67,7 +35,7 @@ CASES = [
                     "the scheduler finds no free block of the KV cache for the only request",
                     kinds=("not_scheduled",),
                 ),
-                _ask_with("no_blocks"),
+                ask_with("no_blocks"),
             )
         ],
     ),
@@ -80,7 +48,7 @@ CASES = [
                     kinds=("not_scheduled",),
                     says="grammar|structured",
                 ),
-                _ask_for_json,
+                _ask_in_grammar,
             )
         ],
         {"tokenizer": True},
@@ -99,7 +67,7 @@ CASES = [
                     killed=("unknown", "ok"),
                     waits=False,
                 ),
-                _signal("EngineCore", signal.SIGSTOP),
+                stop("EngineCore"),
                 "idle",
             ),
             Moment(
@@ -108,7 +76,7 @@ CASES = [
                     kinds=("rpc_stalled",),
                     process=ENGINE,
                 ),
-                _ask,
+                ask,
                 "busy",
             ),
         ],
@@ -123,7 +91,7 @@ CASES = [
                     process=ENGINE,
                     waits=False,
                 ),
-                _signal("EngineCore", signal.SIGKILL),
+                stop("EngineCore", signal.SIGKILL),
                 seconds=4.0,
             )
         ],
@@ -138,7 +106,7 @@ CASES = [
                     kinds=("rpc_stalled", "not_scheduled"),
                     process=ENGINE,
                 ),
-                _ask_with("hold_input"),
+                ask_with("hold_input"),
             )
         ],
         faults=["hold_input"],
@@ -153,7 +121,7 @@ CASES = [
                     kinds=("rpc_stalled",),
                     process=ENGINE,
                 ),
-                _ask_with("hold_output"),
+                ask_with("hold_output"),
             )
         ],
         faults=["hold_output"],
@@ -186,7 +154,7 @@ CASES = [
                     process=("EngineCore_DP1", r"engine 1"),
                     confidence="certain",
                 ),
-                _ask_both_with("hold_engines"),
+                ask_with("hold_engines", 0, 1),
             )
         ],
         REPLICAS,
@@ -204,7 +172,7 @@ CASES = [
                     process=("EngineCore_DP1", r"engine 1"),
                     confidence="certain",
                 ),
-                _ask_first_with("leave_engines"),
+                ask_with("leave_engines", 0),
             )
         ],
         REPLICAS,
@@ -224,7 +192,7 @@ CASES = [
                     confidence="certain",
                     waits=False,
                 ),
-                _ask_both_with("raise_in_step"),
+                ask_with("raise_in_step", 0, 1),
             )
         ],
         REPLICAS,

@@ -48,7 +48,8 @@ def judge(
         return "right" if "ok" in admitted else "ok and hung"
     if any(not set(each["diverging_ranks"]) <= {*truth.ranks, *truth.suspects} for each in causes):
         return "wrong"
-    named = _is_named(summary, truth, pids)
+    evidence = [line for each in causes[:1] for line in each["evidence"]]
+    named = _is_named("\n".join([summary, *evidence]), truth, pids)
     blamed = {rank for each in causes for rank in each["diverging_ranks"]}
     candidates = {rank for each in causes for rank in each["candidate_ranks"]}
     nobody = not (truth.ranks or truth.process or truth.says)
@@ -63,14 +64,14 @@ def judge(
     return "fair" if fair or causes[0]["kind"] in truth.kinds else "wrong"
 
 
-def _is_named(summary: str, truth: Truth, pids: Mapping[str, int]) -> bool:
-    """Return whether a summary names the process at fault, or says what it is to say."""
+def _is_named(text: str, truth: Truth, pids: Mapping[str, int]) -> bool:
+    """Return whether a text names the process at fault, or says what it is to say."""
     if not truth.process and not truth.says:
         return False
     if truth.process:
         title, pattern = truth.process
         found = [pid for name, pid in pids.items() if name.startswith(title)]
-        by_pid = any(re.search(rf"\bpid {pid}\b", summary) for pid in found[:1])
-        if not by_pid and not re.search(pattern, summary, re.IGNORECASE):
+        by_pid = any(re.search(rf"\bpid {pid}\b", text) for pid in found[:1])
+        if not by_pid and not re.search(pattern, text, re.IGNORECASE):
             return False
-    return bool(re.search(truth.says, summary))
+    return bool(re.search(truth.says, text))

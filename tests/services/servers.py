@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+from tests.services.acts import ask_with, stop
 from tests.services.case import Case, Moment, Truth, healthy
 from tests.services.service import SERVER, Service
 
@@ -13,10 +14,6 @@ __all__ = ["CASES"]
 NAMED = (SERVER, r"API.?server|the server")
 KINDS = ("rpc_stalled",)
 MIDDLEWARE = {"arguments": ["--middleware", "ncclscope_test_service.freeze"]}
-
-
-def _stop(service: Service) -> None:
-    service.signal(SERVER, signal.SIGSTOP)
 
 
 def _stop_while_busy(service: Service) -> None:
@@ -34,11 +31,6 @@ def _freeze_while_busy(service: Service) -> None:
     service.ask()
     time.sleep(0.3)
     _freeze(service)
-
-
-def _hold_answers(service: Service) -> None:
-    service.plant("hold_answers")
-    service.ask()
 
 
 def _pause(service: Service) -> None:
@@ -87,7 +79,7 @@ CASES = [
     ),
     Case(
         "api_stopped_idle",
-        [Moment(_idle("SIGSTOP stopped the API server; no request is open"), _stop)],
+        [Moment(_idle("SIGSTOP stopped the API server; no request is open"), stop(SERVER))],
     ),
     Case(
         "api_stopped_busy",
@@ -101,7 +93,7 @@ CASES = [
                     "the API server's task that takes the engine's answers waits for ever, and its "
                     "event loop goes on; the engine has made all tokens"
                 ),
-                _hold_answers,
+                ask_with("hold_answers"),
             )
         ],
         faults=["hold_answers"],

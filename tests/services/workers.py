@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 
+from tests.services.acts import Act, ask, ask_with, nothing, stop
 from tests.services.case import Case, Moment, Truth, healthy
 from tests.services.service import Service
 
@@ -25,32 +25,16 @@ NGRAM = {
 _ABSENT = ("not_joined", "missing_call", "p2p_mismatch")
 
 
-def _ask_with(fault: str):  # type: ignore[no-untyped-def]
-    def act(service: Service) -> None:
-        service.plant(fault)
-        service.ask()
-
-    return act
-
-
 def _hold_rpc(service: Service) -> None:
     service.plant("hold_rpc")
     service.post("/collective_rpc", {"method": "check_health"})
 
 
-def _update_weights(ranks: str):  # type: ignore[no-untyped-def]
+def _update_weights(ranks: str) -> Act:
     def act(service: Service) -> None:
         service.post("/collective_rpc", {"method": "receive_weights", "args": [ranks]})
 
     return act
-
-
-def _stop(title: str):  # type: ignore[no-untyped-def]
-    return lambda service: service.signal(title, signal.SIGSTOP)
-
-
-def _ask(service: Service) -> None:
-    service.ask()
 
 
 def _stopped(rank: int) -> list[Moment]:
@@ -70,12 +54,12 @@ def _stopped(rank: int) -> list[Moment]:
                 killed=("unknown", "ok"),
                 waits=False,
             ),
-            _stop(title),
+            stop(title),
             "idle",
         ),
         Moment(
             Truth(busy, ("hung",), kinds, (rank,), process=process, confidence="certain"),
-            _ask,
+            ask,
             "busy",
         ),
     ]
@@ -91,7 +75,7 @@ CASES = [
                     kinds=("rpc_stalled",),
                     ranks=(0,),
                 ),
-                _ask_with("lose_reply"),
+                ask_with("lose_reply"),
             )
         ],
     ),
@@ -120,7 +104,7 @@ CASES = [
                     ranks=(1,),
                     confidence="certain",
                 ),
-                _ask_with("hold_receive"),
+                ask_with("hold_receive"),
             )
         ],
         PIPELINE,
@@ -137,7 +121,7 @@ CASES = [
                     ranks=(0,),
                     confidence="certain",
                 ),
-                _ask_with("skip_send"),
+                ask_with("skip_send"),
             )
         ],
         PIPELINE,
@@ -147,8 +131,8 @@ CASES = [
     Case(
         "pp2_healthy",
         [
-            Moment(healthy("a pipeline of two stages serves requests"), _ask, "busy", 0.5),
-            Moment(healthy("a pipeline of two stages rests"), lambda _: None, "idle"),
+            Moment(healthy("a pipeline of two stages serves requests"), ask, "busy", 0.5),
+            Moment(healthy("a pipeline of two stages rests"), nothing, "idle"),
         ],
         PIPELINE,
         CORES,
@@ -176,7 +160,7 @@ CASES = [
     Case(
         "spec_decode_skip",
         [
-            Moment(healthy("ngram speculation serves requests"), _ask, "healthy", 2.0),
+            Moment(healthy("ngram speculation serves requests"), ask, "healthy", 2.0),
             Moment(
                 Truth(
                     "worker 1 skipped one all_reduce of tensor parallelism",
@@ -186,7 +170,7 @@ CASES = [
                     suspects=(0,),
                     confidence="certain",
                 ),
-                _ask_with("skip"),
+                ask_with("skip"),
                 "skip",
             ),
         ],

@@ -24,7 +24,6 @@ __all__ = ["PROMPT", "SERVER", "Service"]
 SERVICE_PLUGIN = Path(__file__).with_name("vllm_service_fault")
 PROMPT = [1, 2, 3, 4]
 SERVER = "API server"
-_SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 _FOR_EVER = 600.0
 
 
@@ -76,6 +75,7 @@ class Service:
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
         self._kept: list[object] = []
         self._clients: list[threading.Thread] = []
+        self._api_server: psutil.Process | None = None
         options = dict(options)
         self.server = (OfflineEngine if options.pop("offline", False) else VllmServer)(
             directory,
@@ -151,10 +151,12 @@ class Service:
     def processes(self) -> dict[str, int]:
         """Return the process ids of all that vLLM runs, by title."""
         titled = {title.removeprefix("VLLM::"): pid for title, pid in self._titles()}
-        for process in self._session():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.cmdline()[1:3] == ["-m", _SERVER_MODULE]:
-                    titled.setdefault(SERVER, process.pid)
+        for title, pid in titled.items():
+            # The one that started the engines: a helper of `ncclscope run` has its command line.
+            if title.startswith("EngineCore") and self._api_server is None:
+                self._api_server = psutil.Process(pid).parent()
+        if self._api_server and self._api_server.is_running():
+            titled[SERVER] = self._api_server.pid
         return titled
 
     def pid(self, title: str) -> int:
@@ -178,6 +180,3 @@ class Service:
 
     def _titles(self) -> Iterator[tuple[str, int]]:
         yield from self.server._titled("VLLM::").items()
-
-    def _session(self) -> Iterator[psutil.Process]:
-        yield from self.server._members()

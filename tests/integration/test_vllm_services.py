@@ -18,7 +18,23 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 ALL_PIDS = "attach PIDs"
 # Ceilings only go down: whoever mends an answer lowers them to what is reached then. The second is
 # for `attach` with all process ids, that of the API server among them.
-WORST: Mapping[str, tuple[str, str]] = {}
+WORST: Mapping[str, tuple[str, str]] = {
+    "answers_held": ("unknown", "unknown"),
+    "api_frozen_busy": ("unknown", "unknown"),
+    "api_stopped_busy": ("unknown", "unknown"),
+    "coordinator_stopped": ("fair", "unknown"),
+    "dp_engine_held": ("right", "right"),
+    "dp_engine_leaves": ("right", "unknown"),
+    "engine_input_held": ("unknown", "unknown"),
+    "engine_output_held": ("unknown", "unknown"),
+    "grammar_never": ("right", "right"),
+    "offline": ("right", "right"),
+    "only_worker_stopped": ("right", "right"),
+    "sleep_then_request": ("right", "unknown"),
+    "slow_client": ("right", "unknown"),
+    "spec_decode_skip": ("right", "unknown"),
+    "weights_one_rank": ("right", "unknown"),
+}
 
 
 @pytest.mark.parametrize("name", WORST)

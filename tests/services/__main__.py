@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--case", action="append", choices=CASES, metavar="NAME", help="only this one (repeatable)"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy rings and answers to DIR")
-    parser.add_argument("--traced", action="store_true", help="no untraced services")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--traced", action="store_true", help="no untraced services")
+    which.add_argument("--untraced", action="store_true", help="no traced services")
     parser.add_argument("--list", action="store_true", help="print the cases and their truths")
     options = parser.parse_args(arguments)
     chosen = [CASES[name] for name in options.case or CASES]
@@ -34,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in chosen:
         keep = options.keep / case.name if options.keep else None
         began = time.monotonic()
+        modes = {"traced": not options.untraced, "untraced": not options.traced}
         try:
-            for result in play(case, keep, untraced=not options.traced):
+            for result in play(case, keep, **modes):
                 results.append(result)
                 print(*_lines(result), sep="\n", flush=True)
         except (RuntimeError, OSError, ValueError) as error:

@@ -34,19 +34,22 @@ class Result:
     seconds: float
 
 
-def play(case: Case, keep: Path | None = None, *, untraced: bool = True) -> Iterator[Result]:
+def play(
+    case: Case, keep: Path | None = None, *, traced: bool = True, untraced: bool = True
+) -> Iterator[Result]:
     """Yield what is said of a case.
 
     Args:
         case: The case.
         keep: A folder for its rings and documents.
-        untraced: Whether to start an untraced service as well, if the case has one.
+        traced: Whether to start a traced service.
+        untraced: Whether to start an untraced service, if the case has one.
     """
-    for traced in (True, False) if untraced and case.untraced else (True,):
+    for tracing in [True] * traced + [False] * (untraced and case.untraced):
         with TemporaryDirectory(prefix="services-") as directory:
             service = Service(
                 Path(directory),
-                traced=traced,
+                traced=tracing,
                 options=case.options,
                 environment=case.environment | {"NCCLSCOPE_TEST_FAULTS": ",".join(case.faults)},
             )
@@ -59,7 +62,7 @@ def play(case: Case, keep: Path | None = None, *, untraced: bool = True) -> Iter
             finally:
                 service.server.kill()  # most are hung, and would not end otherwise
                 if keep:
-                    log = "traced.log" if traced else "untraced.log"
+                    log = "traced.log" if tracing else "untraced.log"
                     keep.mkdir(parents=True, exist_ok=True)
                     shutil.copy(service.server.log_path, keep / log)
 

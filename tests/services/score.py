@@ -71,7 +71,7 @@ def _is_named(text: str, truth: Truth, pids: Mapping[str, int]) -> bool:
     if truth.process:
         title, pattern = truth.process
         found = [pid for name, pid in pids.items() if name.startswith(title)]
-        by_pid = any(re.search(rf"\bpid {pid}\b", text) for pid in found[:1])
+        by_pid = any(re.search(rf"\b(pid|Process) {pid}\b", text) for pid in found[:1])
         if not by_pid and not re.search(pattern, text, re.IGNORECASE):
             return False
     return bool(re.search(truth.says, text))

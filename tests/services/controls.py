@@ -14,7 +14,7 @@ from tests.services.service import PROMPT, Service
 
 __all__ = ["CASES"]
 
-LOADED_SECONDS = 30.0
+LOADED_SECONDS = 25.0
 """Longer than all questions take."""
 FEW_BLOCKS = {"arguments": ["--block-size", "32", "--num-gpu-blocks-override", "10"]}
 """Two requests of full length have no room beside one another."""
@@ -99,7 +99,7 @@ CASES = [
             Moment(healthy("no client is left"), nothing, "aborted", LOADED_SECONDS),
             Moment(healthy("all clients went before the answer"), _disconnect, "disconnected", 20),
             Moment(healthy("bursts, and pauses of three seconds"), _bursts, "bursts"),
-            Moment(healthy("nobody has asked for a minute"), nothing, "idle", 60 + LOADED_SECONDS),
+            Moment(healthy("nobody has asked for a minute"), nothing, "idle", 70.0),
         ],
         untraced=False,
     ),
@@ -118,6 +118,7 @@ CASES = [
         "compiles",
         [Moment(healthy("a service that has compiled its model rests"), nothing)],
         {"eager": False},
+        untraced=False,
         starting=healthy("the service starts, and compiles its model"),
     ),
     Case(

@@ -92,7 +92,7 @@ def _starting(case: Case, service: Service, truth: Truth, keep: Path | None) -> 
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(service.server.start)
         while not started.done():
-            pids = service.processes()
+            pids = service.processes() if service.rings.is_dir() else {}
             if any(title.startswith("Worker") for title in pids):
                 yield from (_result(case, moment, each, pids, keep) for each in ask(service))
             time.sleep(2.0)

@@ -95,6 +95,10 @@ damage: $(VENV)/.core ## Damage the rings of ten jobs, bit by bit, and judge eac
 worlds: $(VENV)/.core ## Diagnose random small jobs with planted faults, and count right verdicts (ARGS: --count, --seed, --fault, --show, --json, --jobs, --exhaustive, --case)
 	$(VENV)/bin/python -m tests.worlds $(ARGS)
 
+.PHONY: services
+services: $(VLLM_VENV)/.core ## Plant faults in real vLLM services and judge what is said: an hour (ARGS: --case, --keep, --traced, --list)
+	$(VLLM_VENV)/bin/python -m tests.services $(ARGS)
+
 .PHONY: soak
 soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)

@@ -1,0 +1,1 @@
+"""Real vLLM services that hang, or are healthy though they look odd, and what ncclscope says."""

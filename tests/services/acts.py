@@ -1,0 +1,37 @@
+"""What several cases do to a service."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from tests.services.service import Service
+
+__all__ = ["Act", "ask", "ask_with", "nothing", "stop"]
+
+Act = Callable[[Service], None]
+
+
+def nothing(service: Service) -> None:
+    """Leave the service to itself."""
+
+
+def ask(service: Service) -> None:
+    """Send a request."""
+    service.ask()
+
+
+def ask_with(fault: str, *replicas: int) -> Act:
+    """Return an act that plants a fault and sends a request, or one to each of these replicas."""
+
+    def act(service: Service) -> None:
+        service.plant(fault)
+        for replica in replicas or (None,):
+            service.ask(replica=replica)
+
+    return act
+
+
+def stop(title: str, number: signal.Signals = signal.SIGSTOP) -> Act:
+    """Return an act that sends a signal to the first process whose title begins so."""
+    return lambda service: service.signal(title, number)

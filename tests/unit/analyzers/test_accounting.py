@@ -244,3 +244,12 @@ def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
 ) -> None:
     """All members had posted all calls, and the call itself was said not to complete."""
     assert _causes(seed, number) == [expected]
+
+
+def test_a_rank_is_not_late_after_milliseconds_beside_one_that_has_exited() -> None:
+    assert _causes(1203, 322) == [("dead_rank", [3], [], "likely")]
+
+
+def test_a_rank_whose_repair_releases_less_than_a_rival_is_not_named() -> None:
+    """Rank 2 posted a call too many; with rank 1, which was named, all others would still wait."""
+    assert _causes(1205, 14874) == [("not_joined", [], [1, 2], "ambiguous")]

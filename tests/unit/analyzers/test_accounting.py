@@ -228,4 +228,33 @@ def test_a_call_that_ranks_have_gone_on_from_is_not_what_they_wait_in() -> None:
 
 def test_a_call_is_no_wait_because_others_of_its_operation_were_waited_for() -> None:
     """Ranks 0 and 1 were said to be in a broadcast of a line that nobody had waited for."""
-    assert _causes(1202, 8570) == [("dead_rank", [2], [], "certain")]
+    assert _causes(1202, 8570) == [("dead_rank", [2], [], "likely")]
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "expected"),
+    [
+        (1204, 11020, ("dead_rank", [4], [], "likely")),  # killed
+        (1202, 15705, ("dead_rank", [4], [], "likely")),
+        (1205, 2291, ("dead_rank", [4], [], "likely")),  # failed
+    ],
+)
+def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
+    seed: int, number: int, expected: tuple[str, list[int], list[int], str]
+) -> None:
+    """All members had posted all calls, and the call itself was said not to complete."""
+    assert _causes(seed, number) == [expected]
+
+
+def test_a_rank_is_not_late_after_milliseconds_beside_one_that_has_exited() -> None:
+    assert _causes(1203, 322) == [("dead_rank", [3], [], "likely")]
+
+
+def test_a_rank_whose_repair_releases_less_than_a_rival_is_not_named() -> None:
+    """Rank 2 posted a call too many; with rank 1, which was named, all others would still wait."""
+    assert _causes(1205, 14874) == [("not_joined", [], [1, 2], "ambiguous")]
+
+
+def test_who_waits_behind_a_transfer_that_does_not_fit_is_not_named_as_late() -> None:
+    """Ranks 4 and 5 wait in a later call of their own, and were said with certainty to be late."""
+    assert "not_joined" not in {kind for kind, *_ in _causes(1203, 17257)}

@@ -78,7 +78,7 @@ def wait_graph(case: Case) -> WaitGraph:
     for number, those in left_open.items():
         for call in those.values():
             _put_first(heads, number, call)
-    _hold_up_streams(case, heads, halves)
+    _hold_up_streams(case, heads, halves, ended)
     waits = []
     for number, call in ((number, call) for number, calls in heads.items() for call in calls):
         if case.waits.is_outside(number) or number in unseen or number in vanished:
@@ -169,10 +169,13 @@ def _put_first(heads: Heads, number: int, call: Call) -> bool:
     return heads[number] != known
 
 
-def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) -> None:
+def _hold_up_streams(
+    case: Case, heads: Heads, halves: dict[int, list[Half]], ended: Collection[int]
+) -> None:
     """Add the ranks in calls that all have posted, and that a peer's stream has not reached.
 
-    Only on NCCL, whose calls run in the order of posting while the hosts go on.
+    Only on NCCL, whose calls run in the order of posting while the hosts go on. Processes that have
+    ended wait for nobody.
     """
     pending = [(number, call) for number, calls in heads.items() for call in calls]
     transfers = _transfers_of(case) if pending else {}
@@ -202,7 +205,7 @@ def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) ->
                 held = theirs.call(seq)
                 if held.state is State.COMPLETED:
                     continue
-                if peer != number and _put_first(heads, peer, held):
+                if peer != number and peer not in ended and _put_first(heads, peer, held):
                     pending.append((peer, held))
         for call, peer, answer in transfers.get(number, ()):
             if answer is None or State.COMPLETED in (call.state, answer.state):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from ncclscope.readers import open_run
 from ncclscope.tracing import session
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.vllm import service
 from ncclscope_patches.vllm.queues import VllmQueues
-from ncclscope_patches.vllm.service import VllmRequests
+from ncclscope_patches.vllm.service import VllmCoordinator, VllmEventLoop, VllmRequests
 from ncclscope_patches.vllm.steps import VllmSteps
 
 
@@ -203,3 +205,57 @@ def test_only_an_answer_moves_the_time_of_open_requests(patch: Patch) -> None:
     since = [one.since_ns for one in known]
     assert since[:4] == [since[0]] * 4
     assert since[4] > since[0]
+
+
+def test_a_server_notes_when_its_event_loop_ran(
+    patch: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_TICK_SECONDS", 0.0)
+    module: Any = ModuleType("stand_in")
+
+    async def serve_http(turns: int) -> list[int]:
+        """Let the loop run some turns, and then block it."""
+        seen = []
+        for _ in range(turns):
+            await asyncio.sleep(0)
+            found = newest("loop")
+            assert found is not None
+            seen.append(found.since_ns)
+        last = newest("loop")
+        assert last is not None
+        assert last.until_ns is None
+        assert newest("loop") == last  # nobody turns it
+        return seen
+
+    module.serve_http = serve_http
+    probe = VllmEventLoop()
+    probe.active = True
+    probe.install(module)
+
+    async def program() -> list[int]:
+        return list(await module.serve_http(4))
+
+    seen = asyncio.run(program())
+    assert seen == sorted(seen)
+    assert len({*seen}) == 4
+    assert role() == "frontend"
+
+
+def test_a_coordinator_has_a_ring(patch: Patch) -> None:
+    module: Any = ModuleType("stand_in")
+    module.DPCoordinatorProc = type(
+        "DPCoordinatorProc", (), {"process_input_socket": lambda self, *addresses: addresses}
+    )
+    probe = VllmCoordinator()
+    probe.active = True
+    probe.install(module)
+
+    assert module.DPCoordinatorProc().process_input_socket("a", "b") == ("a", "b")
+    assert role() == "coordinator"
+
+
+def role() -> object:
+    """Return the role in the ring of this process."""
+    tracer = session.opened()
+    assert tracer is not None
+    return open_run(tracer.path).ranks[0].details.get("role")

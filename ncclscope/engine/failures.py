@@ -8,7 +8,12 @@ from textwrap import shorten
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_engines, read_servers
 from ncclscope.engine.services.engines import raised_before
-from ncclscope.engine.services.unresponsive import as_process, place_of, unresponsive
+from ncclscope.engine.services.unresponsive import (
+    as_process,
+    is_held,
+    place_of,
+    unresponsive,
+)
 from ncclscope.engine.waits.endings import failed, lost_store, timed_out
 from ncclscope.engine.waits.engine_steps import was_killed
 from ncclscope.engine.waits.noted import raised
@@ -81,6 +86,8 @@ def held_engines(snapshot: Snapshot, *, is_idle: bool) -> str:
         name = process_text(as_process(one.worker)) if one in servers else engine
         if one.condition == "stopped":
             parts.append(f"{name} {Failure.STOPPED.of([one])}")
+        elif one in servers and not is_held(one):
+            continue
         elif is_idle and one.frames and one.is_at_one_line and one.waits != "queue":
             where = f"{'in' if one.op or one.work else 'at'} {one.text}"
             parts.append(Failure.HELD.of(name, where, snapshot.gap))

@@ -35,6 +35,7 @@ SPINS = (*LOOP, *stack("plugin.py:7 schedule"))
 ANSWER = (*LOOP, *stack("vllm/v1/executor/multiproc_executor.py:440 get_response"))
 POLL = stack("uvloop/__init__.py:92 run", "zmq/sugar/poll.py:106 poll")
 ROUTE = stack("uvloop/__init__.py:92 run", "routes.py:7 health", "threading.py:1119 join")
+SLEEP = stack("generate.py:34 main", "threading.py:1119 join")
 SYNC = (*LOOP, *stack(f"{C10D}:3000 all_reduce"))
 
 
@@ -93,10 +94,11 @@ def server(*samples: Sequence[Frame], title: str = "python serve.py", **fields: 
         (server(ROUTE), 3.0, "unknown"),
         (server(ROUTE), 12.0, "hung"),
         (server(POLL), 12.0, "ok"),
+        (server(SLEEP), 12.0, "ok"),
         (server(POLL, state="T"), 3.0, "unknown"),
         (server(POLL, state="T", title="VLLM::DPCoordinator"), 3.0, "unknown"),
     ],
-    ids=["held", "held for long", "waits", "stopped", "coordinator"],
+    ids=["held", "held for long", "waits", "program", "stopped", "coordinator"],
 )
 def test_a_server_that_is_held_gives_no_work(found: Worker, gap: float, status: str) -> None:
     verdict = verdict_of(snapshot(idle(), gap, engines=(engine(INPUT),), servers=(found,)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.model import Call, Communicator, Rank, Run, State
-from ncclscope.model.activities import RAISED
+from ncclscope.model.activities import RAISED, WORKER_DIED
 
 _SEEN_DEAD = "EngineDeadError"
 """What a server raises that finds its engine dead."""
@@ -106,7 +106,9 @@ def engines_fallen(run: Run) -> list[Fallen]:
         if "engine" in engine.labels and server is not None:
             own = (rank for rank in run.ranks if rank.labels.get("engine") == _label(engine))
             worker = next((rank for rank in own if raised_before(rank, engine)), None)
-            found.append(Fallen(engine, worker, server))
+            # One whose worker was killed raises an exception, too.
+            if worker is not None or WORKER_DIED not in engine.activities:
+                found.append(Fallen(engine, worker, server))
     return sorted(found, key=lambda one: _raised(one.worker or one.engine)[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from ncclscope.model.activities import INPUT, LOOP
 from ncclscope.model.metadata import COORDINATOR, FRONTEND, SERVICE
 from ncclscope.model.snapshot import Worker
 from ncclscope.wording.notes import Unheard
+
+_LOOPS = re.compile(r"(?:^|/)(?:asyncio|uvloop)/")
+"""Files of event loops."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,18 @@ def _unresponsive(records: Records) -> Iterator[Unresponsive]:
             yield Unresponsive(rank or as_process(seen.worker), Unheard.STOPPED)
     recorded = {one.pid for one in run.others if LOOP in one.activities}
     for seen in read_servers(run.snapshot):
-        held = seen.condition == "still" and seen.waits != "queue" and seen.is_at_one_line
-        is_new = seen.worker.pid not in recorded
-        if held and is_new and run.snapshot.gap >= records.live_stall_seconds:
+        is_new = seen.worker.pid not in recorded and is_held(seen)
+        if is_new and run.snapshot.gap >= records.live_stall_seconds:
             yield Unresponsive(as_process(seen.worker), Unheard.BLOCKED, run.snapshot.gap)
+
+
+def is_held(server: Motion) -> bool:
+    """Return whether stacks show that a server's event loop is blocked.
+
+    A program that has an engine, and no server, runs no event loop.
+    """
+    is_still = server.condition == "still" and server.is_at_one_line and server.waits != "queue"
+    return is_still and any(_LOOPS.search(frame.file) for frame in server.frames)
 
 
 def as_process(seen: Worker) -> Rank:

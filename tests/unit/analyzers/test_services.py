@@ -339,26 +339,35 @@ def test_an_engine_that_its_server_found_dead(
     assert found == (status, "dead_rank" if exited else None, (), ())
 
 
+KILLED: Acts = {"worker_died": (98.4, 98.4, "VllmWorker-0, exit status -9", 1)}
+
+
 @pytest.mark.parametrize(
-    ("by_worker", "by_engine", "expected"),
+    ("by_worker", "by_engine", "more", "expected"),
     [
-        (98.0, 98.5, ("hung", "dead_rank", (1,), ())),
-        (None, 98.5, ("hung", "dead_rank", (), ())),
-        (98.0, None, ("ok", None, (), ())),
-        (None, None, ("ok", None, (), ())),
+        (98.0, 98.5, {}, ("hung", "dead_rank", (1,), ())),
+        (None, 98.5, {}, ("hung", "dead_rank", (), ())),
+        (None, 98.5, KILLED, ("ok", None, (), ())),
+        (98.0, None, {}, ("ok", None, (), ())),
+        (None, None, {}, ("ok", None, (), ())),
     ],
-    ids=["worker first", "engine alone", "handled", "shutdown"],
+    ids=["worker first", "engine alone", "worker killed", "handled", "shutdown"],
 )
 def test_an_exception_that_ended_a_service(
-    cluster_of: ClusterOf, by_worker: float | None, by_engine: float | None, expected: Any
+    cluster_of: ClusterOf,
+    by_worker: float | None,
+    by_engine: float | None,
+    more: Acts,
+    expected: Any,
 ) -> None:
     def raised(at: float | None, what: str) -> Acts:
         return {} if at is None else {"raised": (at, at, f"{what} at serve.py:7 run", 0)}
 
-    core = {"input": (40.0, 50.0, None, 0), **raised(by_engine, "RuntimeError")}
+    core = {"input": (40.0, 50.0, None, 0), **raised(by_engine, "RuntimeError"), **more}
     run = _service(cluster_of, core, IDLE, {**IDLE, **raised(by_worker, "ValueError")})
     run = _served(run, raised(99.0, "EngineDeadError"))
-    gone = [replace(one, alive=None) for one in (*run.ranks, *run.others)]
+    alive = False if more else None  # a copy does not show it
+    gone = [replace(one, alive=alive) for one in (*run.ranks, *run.others)]
     run = replace(run, ranks=tuple(gone[:2]), others=tuple(gone[2:]))
 
     assert _verdict(run) == expected

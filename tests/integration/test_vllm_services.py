@@ -1,6 +1,6 @@
 """Answers about real vLLM services that hang, or are healthy though they look odd.
 
-All cases: `make services`. Here are the quick ones that `test_vllm_service.py` has not, with tracing.
+All cases: `make services`. Here are quick ones that `test_vllm_service.py` has not, with tracing.
 """
 
 from __future__ import annotations

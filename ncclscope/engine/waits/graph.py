@@ -13,14 +13,13 @@ from ncclscope.engine.coverage import unrecorded_kinds
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
 from ncclscope.engine.sequences.align import Divergence
 from ncclscope.engine.table import peer_of
-from ncclscope.engine.waits.completion import PENDING, first_pending
+from ncclscope.engine.waits.completion import PENDING
 from ncclscope.engine.waits.endings import ended_by_peers, failed, interrupted_after
 from ncclscope.engine.waits.open_transfers import open_transfers
 from ncclscope.engine.waits.transfers import Pair, has_tags, pairs
 from ncclscope.engine.waits.waits import members_of
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
-from ncclscope.model.log import CallLog
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import first_of_threads, holds_up, is_one_thread
@@ -66,19 +65,8 @@ def wait_graph(case: Case) -> WaitGraph:
     any_source = {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
     for number, transfer in any_source.items():
         _put_first(heads, number, transfer.call)
+    _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
-    ended = {rank.rank for rank in case.run.ranks if failed(rank)}
-    if not case.waits.pending_calls:
-        ended |= vanished  # else it may have been late, and what it lacks explains the others
-    left_open = {
-        number: {one: found for one in ended if (found := _open_with(case, rank, one))}
-        for number, rank in case.run.by_rank.items()
-        if number not in ended
-    }
-    for number, those in left_open.items():
-        for call in those.values():
-            _put_first(heads, number, call)
-    _hold_up_streams(case, heads, halves, ended)
     waits = []
     for number, call in ((number, call) for number, calls in heads.items() for call in calls):
         if case.waits.is_outside(number) or number in unseen or number in vanished:
@@ -94,7 +82,6 @@ def wait_graph(case: Case) -> WaitGraph:
             threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
         if not is_any:
             awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
-            awaited |= {one for one, left in left_open.get(number, {}).items() if left == call}
         if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
             waits.append(Wait(number, call, frozenset(awaited), threads, is_any))
     abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
@@ -169,13 +156,10 @@ def _put_first(heads: Heads, number: int, call: Call) -> bool:
     return heads[number] != known
 
 
-def _hold_up_streams(
-    case: Case, heads: Heads, halves: dict[int, list[Half]], ended: Collection[int]
-) -> None:
+def _hold_up_streams(case: Case, heads: Heads, halves: dict[int, list[Half]]) -> None:
     """Add the ranks in calls that all have posted, and that a peer's stream has not reached.
 
-    Only on NCCL, whose calls run in the order of posting while the hosts go on. Processes that have
-    ended wait for nobody.
+    Only on NCCL, whose calls run in the order of posting while the hosts go on.
     """
     pending = [(number, call) for number, calls in heads.items() for call in calls]
     transfers = _transfers_of(case) if pending else {}
@@ -205,7 +189,7 @@ def _hold_up_streams(
                 held = theirs.call(seq)
                 if held.state is State.COMPLETED:
                     continue
-                if peer != number and peer not in ended and _put_first(heads, peer, held):
+                if peer != number and _put_first(heads, peer, held):
                     pending.append((peer, held))
         for call, peer, answer in transfers.get(number, ()):
             if answer is None or State.COMPLETED in (call.state, answer.state):
@@ -325,35 +309,6 @@ def _needs(case: Case, number: int, gone: Rank) -> bool:
         elif log.calls > theirs.calls:
             return True
     return False
-
-
-def _open_with(case: Case, rank: Rank, gone: int) -> Call | None:
-    """Return the first call of a rank on NCCL that the end of another process may have left open.
-
-    Both have posted it, and none is known to have completed since. Kernels end with their process.
-    """
-    theirs, found = case.run.by_rank[gone], list[Call]()
-    for key, log in rank.logs.items():
-        if "nccl" in log.communicator.backend and key in theirs.logs:
-            stop = min(log.calls, theirs.logs[key].calls) + 1
-            found += log.span(max(log.first, stop - PENDING), stop)
-    for key, calls in rank.p2p.items():
-        comm = case.run.communicators[key]
-        if not has_tags(comm):
-            found += [call for call in calls[-PENDING:] if peer_of(call, comm) == gone]
-    done = max(map(_completed_up_to, rank.logs.values()), default=-1)
-    return min(
-        (call for call in found if call.position > done and call.state is not State.COMPLETED),
-        key=lambda call: call.position,
-        default=None,
-    )
-
-
-def _completed_up_to(log: CallLog) -> int:
-    """Return the position of a log's last call that is known to have completed; -1 without one."""
-    pending, known = first_pending(log)
-    last = log.calls if pending is None else pending.seq - 1
-    return log.call(last).position if known and last >= log.first else -1
 
 
 def _came(rank: Rank | None, call: Call, heads: Sequence[Call]) -> bool:

@@ -197,7 +197,7 @@ def _unheard(case: Case) -> Iterable[Finding]:
         yield _not_woken(case, *without)
         return
     found, (count, seconds) = unresponsive(case), open_requests(case)
-    if waiting_in_calls(case):
+    if not (found or count) or waiting_in_calls(case):
         return
     blocks = any(one.how is Unheard.BLOCKED for one in found)
     if found and count:

@@ -36,6 +36,8 @@ class Apart:
 
 def engines_apart(case: Case) -> Iterator[Apart]:
     """Yield the calls in which engines wait for others, where no worker waits in a collective."""
+    if not any("engine" in one.labels and one.logs for one in case.run.others):
+        return
     if waiting_in_calls(case):
         return
     groups: dict[str, list[Rank]] = {}

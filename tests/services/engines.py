@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
 from tests.services.acts import ask, ask_with, stop
@@ -13,7 +12,6 @@ from tests.services.service import Service
 __all__ = ["CASES"]
 
 REPLICAS = {"tensor_parallel_size": 1, "data_parallel_size": 2, "arguments": ARGUMENTS}
-REST_SECONDS = 5.0
 COORDINATOR = ("DPCoordinator", r"coordinator")
 ENGINE = ("EngineCore", r"engine")
 
@@ -24,7 +22,6 @@ def _ask_in_grammar(service: Service) -> None:
 
 
 def _stop_coordinator(service: Service) -> None:
-    time.sleep(REST_SECONDS)  # engines that still run would take the request unasked
     service.signal("DPCoordinator", signal.SIGSTOP)
     service.ask(replica=0)
 

@@ -58,8 +58,9 @@ def _is_long(case: Case, one: Unanswered) -> bool:
     """Return whether an answer has been awaited for as long as a hang lasts.
 
     Where a worker is at the call, it may be busy; where none is any more, no answer comes.
+    Samples of stacks show that a worker stays stopped; a profiler stops it for a moment.
     """
-    if one.is_stopped:
+    if one.is_stopped and one.method is None:
         return True
     is_over = one.is_lost and not one.alive
     return one.seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)

@@ -59,9 +59,10 @@ def failure_of(case: Case) -> str:
         then = any(_raised_before(case, one, rank) for one in first)
         failure = Failure.THEN_RAISED if then else Failure.RAISED
         words.append((failure.of(error[0] if error else ""), rank))
-    for one in unheard:
-        same = [each for each in unheard if each.how is one.how]
-        words.append((one.how.of(same, one.seconds, place_of(run, one.process)), one.process))
+    for how in dict.fromkeys(one.how for one in unheard):
+        same = [one for one in unheard if one.how is how]
+        seconds, place = max(one.seconds for one in same), place_of(run, same[0].process)
+        words += [(how.of(same, seconds, place), one.process) for one in same]
     said = by_words(words)
     if lost:
         said[str(Failure.OUTLIVED)] = lost

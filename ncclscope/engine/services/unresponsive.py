@@ -37,7 +37,10 @@ class Unresponsive:
 
 
 def unresponsive(records: Records) -> list[Unresponsive]:
-    """Return the processes that a signal has stopped, or that have been blocked or silent."""
+    """Return the processes that a signal has stopped, or that have been blocked or silent.
+
+    Silent for as long as a hang lasts: rings are copied one after the other.
+    """
     return [*_unresponsive(records)]
 
 
@@ -50,7 +53,7 @@ def _unresponsive(records: Records) -> Iterator[Unresponsive]:
             yield Unresponsive(one, Unheard.STOPPED, silent)
         elif blocked >= records.live_stall_seconds:
             yield Unresponsive(one, Unheard.BLOCKED, blocked)
-        elif is_over and silent >= DEAD_SECONDS and _may_be_missed(one):
+        elif is_over and silent >= records.live_stall_seconds and _may_be_missed(one):
             yield Unresponsive(one, Unheard.SILENT, silent)
     if run.snapshot is None:
         return
@@ -86,7 +89,7 @@ def _may_be_missed(process: Rank) -> bool:
 
     Of ranks, only those without work count here: others may wait for each other.
     """
-    if process.exited or process.details.get("ended_with"):
+    if process.exited or any(process.details.get(name) for name in ("ended_with", "beating")):
         return False
     serves = process.details.get("role") in SERVICE or "engine" in process.labels
     return is_idle(process) if process.rank >= 0 else serves

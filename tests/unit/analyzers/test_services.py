@@ -392,3 +392,41 @@ def test_a_worker_in_a_receive_keeps_its_engine_waiting(cluster_of: ClusterOf) -
     assert found.status == "hung"
     assert "rpc_stalled" not in causes
     assert 1 not in found.diverging_ranks
+
+
+@pytest.mark.parametrize(("apart", "status"), [(3, "ok"), (30, "unknown")])
+def test_rings_that_were_copied_one_after_the_other_show_no_stopped_process(
+    cluster_of: ClusterOf, apart: int, status: str
+) -> None:
+    run = _served(_service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE), {})
+    late = [one.last_seen_ns or 0 for one in (*run.ranks, *run.others)]
+    early = {run.ranks[0].pid: max(late) - apart * 10**9}
+    copied = [
+        replace(
+            one,
+            alive=None,
+            last_seen_ns=early.get(one.pid, max(late)),
+            details={**one.details, "boot_id": "boot"},
+        )
+        for one in (*run.ranks, *run.others)
+    ]
+    found = diagnose(replace(run, ranks=tuple(copied[:2]), others=tuple(copied[2:])))
+
+    assert (found.status, found.cause) == (status, None)
+
+
+@pytest.mark.parametrize(("waited", "status"), [(3.0, "unknown"), (20.0, "hung")])
+def test_a_profiler_stops_a_worker_for_a_moment(
+    cluster_of: ClusterOf, waited: float, status: str
+) -> None:
+    """The record of one look at its state is no proof that it stays stopped."""
+    since = NOW - waited
+    sent: Acts = {
+        "enqueue": (since, since, "execute_model", 1),
+        "dequeue": (since, None, None, 0),
+    }
+    inside: Acts = {**IDLE, "dequeue": (50.0, since, *WAITS)}
+    run = _service(cluster_of, sent, inside, IDLE)
+    stopped = replace(run.ranks[0], details={**run.ranks[0].details, "stopped": True})
+
+    assert diagnose(replace(run, ranks=(stopped, run.ranks[1]))).status == status

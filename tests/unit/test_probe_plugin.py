@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from ncclscope import settings
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -87,6 +90,21 @@ def test_a_misspelt_variable_gets_a_hint(given: dict[str, str], line: str) -> No
         register()
     """
     assert run(program, **given).stderr == f"ncclscope: {line}\n"
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    """Else a hint would call it a misspelling of another one."""
+    read = re.compile(r'(?:settings\.)?variable\("([A-Z_]+)"')
+    root = Path(settings.__file__).parents[1]
+    texts = [
+        file.read_text()
+        for folder in ("ncclscope", "patches")
+        for file in (root / folder).rglob("*.py")
+    ]
+    names = {name for text in texts for name in read.findall(text)}
+
+    assert len(names) > 10
+    assert names <= {*settings.NAMES}
 
 
 def test_a_hint_comes_once_a_job_and_not_for_names_of_others() -> None:

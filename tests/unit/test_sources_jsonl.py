@@ -260,6 +260,12 @@ def test_sends_with_numbers_of_their_own_are_left_alone(tmp_path: Path, first: i
     assert [each.seq for each in rank.p2p["k"]] == [3, 4, 5]
 
 
+def test_a_send_on_a_communicator_that_no_line_describes_has_one(tmp_path: Path) -> None:
+    rank = read_trace(trace(tmp_path, call("send", peer=1)))
+
+    assert [*rank.p2p] == [*rank.logs] == ["k"]
+
+
 @pytest.mark.timeout(20)
 def test_many_sends_among_many_calls_take_no_longer_than_reading_them(tmp_path: Path) -> None:
     lines = [call("send" if n % 2 else "all_reduce", seq=n + 1) for n in range(60_000)]

@@ -111,7 +111,7 @@ def read_trace(path: Path) -> Rank:
     window = bool(header.get("window"))
     logs = {}
     lost = 0
-    for place, key in enumerate({**communicators, **calls}):
+    for place, key in enumerate({**communicators, **calls, **p2p}):
         if not place % _CHECK_EVERY:
             budget.check(f"{position} calls")
         communicator = communicators.get(key) or Communicator(key)

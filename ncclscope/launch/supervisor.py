@@ -175,6 +175,8 @@ class Supervisor:
                 self._single.append((one, now + patience))
         self._early += ((number, now + _TWIN_SECONDS) for number in self._sentinel.read())
         self._pair()
+        # Not before its own signals were read at that time: it may have had no processor until then.
+        self._early = [early for early in self._early if early[1] > now]
 
     def _pair(self) -> None:
         for early in list(self._early):
@@ -195,7 +197,6 @@ class Supervisor:
             self._pair()
         alone = [one for one, deadline in self._single if deadline <= due]
         self._single = [single for single in self._single if single[1] > due]
-        self._early = [early for early in self._early if early[1] > now]
         for one in alone:
             self._pass_on(one)
 

@@ -172,10 +172,12 @@ class Supervisor:
             elif one.number != signal.SIGCHLD:
                 is_hangup = one.number == signal.SIGHUP and one.origin == FROM_KERNEL
                 patience = _HANGUP_SECONDS if is_hangup else _TWIN_SECONDS
+                revoked = _revoked_by(one.number)
+                self._single = [other for other in self._single if other[0].number not in revoked]
                 self._single.append((one, now + patience))
         self._early += ((number, now + _TWIN_SECONDS) for number in self._sentinel.read())
         self._pair()
-        # Not before its own signals were read at that time: it may have had no processor until then.
+        # Only now that its own signals are read: it may have had no processor until then.
         self._early = [early for early in self._early if early[1] > now]
 
     def _pair(self) -> None:
@@ -274,6 +276,16 @@ def _start(
             raise
         # A script without a first line, as execvp(3) starts it.
         return start(["/bin/sh", *command])
+
+
+def _revoked_by(number: int) -> frozenset[signal.Signals]:
+    """Return the signals that the kernel discards where they are pending, as this one arrives.
+
+    The sentinel may so have lost a signal of which this process knows.
+    """
+    if number == signal.SIGCONT:
+        return _JOB_CONTROL
+    return frozenset({signal.SIGCONT}) if number in _JOB_CONTROL else frozenset()
 
 
 def _ended_children() -> Iterator[int]:

@@ -12,7 +12,7 @@ from ncclscope.launch import supervisor
 from ncclscope.launch.signals import Received
 from ncclscope.launch.supervisor import Supervisor
 
-CONTINUE = Received(signal.SIGCONT, 0, 1)
+CONTINUE, STOP = Received(signal.SIGCONT, 0, 1), Received(signal.SIGTSTP, 0, 1)
 LATE = 0.5
 """Seconds for which `run` gets no processor: longer than it waits for the sentinel."""
 
@@ -108,3 +108,15 @@ def test_a_report_of_long_ago_is_of_another_signal(clock: Clock) -> None:
     run.turn(clock, LATE)
     run.turn(clock, LATE)
     assert run.passed == [signal.SIGCONT]
+
+
+@pytest.mark.parametrize(("first", "second"), [(CONTINUE, STOP), (STOP, CONTINUE)])
+def test_a_signal_that_the_next_has_revoked_is_passed_on_by_nobody(
+    clock: Clock, first: Received, second: Received
+) -> None:
+    """The kernel discards a pending SIGCONT at a signal that stops, and the reverse."""
+    run = Watched(Reader([first], [second]), Sentinel([], [second.number]))
+    run.turn(clock)
+    run.turn(clock, LATE)
+    run.turn(clock, LATE)
+    assert run.passed == []

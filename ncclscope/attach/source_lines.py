@@ -22,6 +22,7 @@ _SLACK = 1.0
 _MOST_BYTES = 1 << 22
 _LONGEST = 80
 _MOST = 8
+_MOST_ABOVE = 64
 _MOST_LINES = 1 << 14
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -46,6 +47,25 @@ def called_names(pid: int, path: str, line: int) -> tuple[str, ...]:
     if entered:
         names.append(f"{entered[1]}.__enter__")
     return tuple(printable(name[:_LONGEST]) for name in names[:_MOST])
+
+
+def called_before(pid: int, path: str, line: int) -> tuple[str, ...]:
+    """Return the names that the outermost loop around a line calls in the lines above it.
+
+    Args:
+        pid: The process, in whose root directory the path is looked up.
+        path: Absolute path of the source file.
+        line: Line number, from 1.
+    """
+    first, _ = loop_around(pid, path, line) or (line, line)
+    above = [
+        node
+        for node in _nodes(pid, path, line)
+        if isinstance(node, ast.Call) and first < node.lineno and (node.end_lineno or 0) < line
+    ]
+    return tuple(dict.fromkeys(printable(ast.unparse(one.func)[:_LONGEST]) for one in above))[
+        :_MOST_ABOVE
+    ]
 
 
 def loop_around(pid: int, path: str, line: int) -> tuple[int, ...]:

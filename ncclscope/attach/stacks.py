@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.attach.limited import run_limited
-from ncclscope.attach.source_lines import called_names, loop_around, makers
+from ncclscope.attach.source_lines import called_before, called_names, loop_around, makers
 from ncclscope.model import sites
 from ncclscope.model.snapshot import NO_PERMISSION, Frame, Stacks, Thread
 from ncclscope.untrusted import number, parse, printable
@@ -126,7 +126,7 @@ def parse_dump(data: bytes) -> Stacks:
 
 
 def with_source(pid: int, stacks: Stacks) -> Stacks:
-    """Add what the source files show: loops around a line, and what the innermost one waits for.
+    """Add what the source files show: loops around a line, and what a line waits for.
 
     Args:
         pid: The process.
@@ -148,6 +148,7 @@ def _with_source(pid: int, one: Frame) -> Frame:
     return replace(
         one,
         loop=loop_around(pid, one.path, one.line),
+        before=called_before(pid, one.path, one.line),
         makers=makers(pid, one.path, one.line) if waits else (),
     )
 

@@ -34,6 +34,7 @@ class Frame:
         peers: Of a frame of torch.distributed: the rank in its argument ``src`` or ``dst``.
         loop: Of a frame of the user's program: the first and the last line of the outermost loop
             in the function that the line is in; empty where it is in none, or not known.
+        before: Names that this loop calls in the lines above.
     """
 
     function: str
@@ -47,6 +48,7 @@ class Frame:
     group: str = ""
     peers: tuple[int, ...] = ()
     loop: tuple[int, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope.attach.host.sockets import accepted
-from ncclscope.attach.source_lines import loop_around, makers
+from ncclscope.attach.source_lines import called_before, loop_around, makers
 from ncclscope.attach.stacks import parse_dump
 from ncclscope.engine.processes.groups import groups_of
 from ncclscope.engine.processes.judgement import Judgement
@@ -137,6 +137,12 @@ def test_a_rank_that_waits_for_its_partner_is_not_named() -> None:
 
 def test_a_rank_in_a_loop_that_all_others_have_left_is_named() -> None:
     assert named(judge([IN_GROUP, BARRIER, BARRIER, BARRIER], PAIRS)) == ((0,), ())
+
+
+def test_a_rank_behind_a_call_of_a_loop_that_all_others_have_left_has_met_them_in_it() -> None:
+    outer, main, *inner = IN_GROUP
+    behind = (outer, replace(main, before=("range", "dist.all_reduce")), *inner)
+    assert named(judge([behind, BARRIER, BARRIER, BARRIER], PAIRS)) == ((), (0, 1))
 
 
 def test_a_rank_in_a_later_iteration_has_left_out_the_call_of_all_others() -> None:
@@ -380,6 +386,29 @@ def test_a_line_is_in_the_outermost_loop_of_its_function(tmp_path: Path) -> None
     found = [loop_around(os.getpid(), str(path), line) for line in (3, 6, 7, 8, 99)]
 
     assert found == [(), (4, 6), (), (1, 8), ()]
+
+
+def test_what_a_loop_calls_above_a_line_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "begin()\n"
+        "for step in range(3):\n"
+        "    dist.all_reduce(x)\n"
+        "    if step:\n"
+        "        dist.barrier()\n"
+        "    dist.all_reduce(last(x))\n"
+        "    end()\n"
+    )
+    os.utime(path, (0, 0))  # it is older than the process
+
+    found = [called_before(os.getpid(), str(path), line) for line in (1, 3, 6, 99)]
+
+    assert [{*names} for names in found] == [
+        set(),
+        set(),
+        {"dist.all_reduce", "dist.barrier"},
+        set(),
+    ]
 
 
 @pytest.mark.parametrize(

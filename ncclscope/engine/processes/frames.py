@@ -238,10 +238,15 @@ def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, 
     return None, _BLOCKED.get(blocked)
 
 
+def collectives_of(names: Sequence[str]) -> set[str]:
+    """Return the collectives among the names that a source line calls, such as ``dist.send``."""
+    own = [name.rpartition(".")[2] for name in names]
+    return {_SPELLINGS.get(name, name) for name in own} & {*COLLECTIVES, _BATCH}
+
+
 def _made_by(makers: Sequence[str]) -> str:
     """Return the collective that all works come from which are waited for, else ``wait``."""
-    names = [_SPELLINGS.get(name, name) for name in (one.rpartition(".")[2] for one in makers)]
-    ops = {name for name in names if name in COLLECTIVES or name == _BATCH}
+    ops = collectives_of(makers)
     return ops.pop() if len(ops) == 1 and not ops & {_BATCH} else "wait"
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ncclscope.engine.processes.frames import INIT_OPS, TRANSFERS
 from ncclscope.engine.processes.judgement import Judgement
 from ncclscope.engine.processes.motion import Motion
-from ncclscope.engine.processes.stack_classes import has_left_loop, order_of
+from ncclscope.engine.processes.stack_classes import has_left_loop, is_first_in_loop, order_of
 from ncclscope.model.snapshot import Worker
 from ncclscope.wording.stacks import Seen
 
@@ -258,10 +258,15 @@ def group_named_by(motion: Motion) -> str:
 def _have_gone_another_way(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:
     """Return whether loops show that each of these ranks made a call too many or too few.
 
-    It is in a later iteration than all others, or in a loop that all others have left.
+    It is in a later iteration than all others, or in the first call of a loop that all others have
+    left: before a later call it has met them once more.
     """
     return all(
-        one.is_waiting and (has_left_loop(one, motions[rank]) or _is_ahead(motions[rank], one))
+        one.is_waiting
+        and (
+            (has_left_loop(one, motions[rank]) and is_first_in_loop(motions[rank], one))
+            or _is_ahead(motions[rank], one)
+        )
         for rank in apart
         for number, one in motions.items()
         if number not in apart

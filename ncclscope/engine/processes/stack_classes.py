@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclscope.engine.processes.frames import is_library
+from ncclscope.engine.processes.frames import collectives_of, is_library
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.model.snapshot import Frame
 from ncclscope.wording.stacks import Seen
@@ -199,6 +199,15 @@ def has_left_loop(one: Motion, other: Motion) -> bool:
         return False
     loop = other.frames[depth - 1].loop
     return bool(loop) and loop[-1] < one.frames[depth - 1].line
+
+
+def is_first_in_loop(one: Motion, other: Motion) -> bool:
+    """Return whether a rank's loop makes no other collective before, so that it may be round again.
+
+    An iteration more than that of another rank, which is past the loop, ends in its first call.
+    """
+    depth = common_depth(one.frames, other.frames)
+    return not collectives_of(one.frames[depth - 1].before)
 
 
 def _diverges_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.posting import Read, plan, put_posting
 from ncclscope_patches.probes.probe import Patch
@@ -83,6 +85,27 @@ def test_each_call_has_its_own_sizes_and_python_reads_the_first_of_them(job: Job
 
     assert job.recorded() == [(tuple(sizes), "sum") for sizes in turns] * 3
     assert not in_c(job) or job.asked == len(turns)
+
+
+def test_a_thread_inside_of_a_call_that_posts_others_leaves_the_rest_to_the_core(job: Job) -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def post() -> None:
+        with scope.suppressed():
+            job.one.gather(None, Tensor(), [4, 3])
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    assert inside.wait(60)
+    for _ in range(3):
+        job.one.gather(None, Tensor(), [4, 3])
+    done.set()
+    thread.join()
+
+    assert len(job.recorded()) == 3
+    assert not in_c(job) or job.asked == 1
 
 
 def test_arguments_by_name_are_found_whatever_their_names_are_made_of(job: Job) -> None:

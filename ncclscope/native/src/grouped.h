@@ -23,6 +23,9 @@ static inline unsigned ns_thread_flags(void)
     return (own ? own : ns_ask_thread()) & ~(unsigned)NS_ASKED;
 }
 
+/* Whether a dict by identity has this thread; true, with an error set, where that is not known. */
+bool ns_is_thread_in(PyObject *threads);
+
 /* All return false with an error set. */
 bool ns_group_open(PyObject *groups, uint64_t *number); /* 0 without a group */
 bool ns_group_enter(PyObject *groups, PyObject *numbers);

@@ -99,6 +99,16 @@ PyObject *ns_thread_number(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
 
 /* --- groups ------------------------------------------------------------------------------------- */
 
+bool ns_is_thread_in(PyObject *threads)
+{
+    if (!PyDict_Size(threads))
+        return false;
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    bool is_in = !thread || PyDict_GetItemWithError(threads, thread) || PyErr_Occurred();
+    Py_XDECREF(thread);
+    return is_in;
+}
+
 bool ns_group_open(PyObject *groups, uint64_t *number)
 {
     *number = 0;

@@ -350,7 +350,7 @@ bool ns_record_call(PyObject *self, const ns_arguments *given, ns_recorded *call
     const Method *method = (Method *)self;
     PyObject *thing = ns_positional_count(given) ? given->args[0] : NULL;
     call->position = -1;
-    if (thing && !PyDict_Size(method->suppressing)) {
+    if (thing && !ns_is_thread_in(method->suppressing)) {
         Post *post = (Post *)ns_addresses_find(method->known, thing);
         if (post && Py_TYPE(post) == post_type) {
             Py_INCREF(post);

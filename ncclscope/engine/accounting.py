@@ -405,6 +405,12 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     Nor where the rank itself waits, for others or for what is not seen; nor where it ended of a
     connection that it lost, which a peer may have closed.
     """
+    named = {*finding.diverging_ranks}
+    if finding.kind in _LATE and named and graph.partly_waiting.issuperset(named):
+        sinks = [one for one in graph.cheapest if one <= graph.sinks - named]
+        if sinks:
+            note = f"; {Doubt.OTHER_THREAD.of(named)}"
+            return finding.with_clause(note).undecided(sorted(named.union(*sinks)))
     if finding.confidence != "certain" or not _is_wait(finding):
         return finding
     known = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
@@ -414,7 +420,6 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         return finding.doubted(Doubt.UNSEEN.of(held))
     if partly := graph.partly_waiting.intersection(finding.diverging_ranks):
         return finding.doubted(Doubt.OTHER_THREAD.of(partly))
-    named = {*finding.diverging_ranks}
     behind = {
         peer for rank in named for wait in graph.waiting.get(rank, ()) for peer in wait.awaited
     }

@@ -174,7 +174,8 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
     """
     if finding.role != "cause" or finding.kind != "not_joined" or finding.comm is None:
         return finding
-    ranks, key = finding.diverging_ranks, finding.comm.key
+    key = finding.comm.key
+    ranks = finding.diverging_ranks or _not_at(case, finding)
     known = [case.run.by_rank.get(rank) for rank in ranks]
     if known and all(rank is not None and rank.details.get("stopped") for rank in known):
         return finding  # that is no pause of the program's, and has no length of its own
@@ -186,6 +187,16 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
     if finding.confidence == "certain" and case.quiet is not None and case.quiet < _PAUSE_SECONDS:
         return finding.doubted(str(Doubt.LATE))
     return finding
+
+
+def _not_at(case: Case, finding: Finding) -> tuple[int, ...]:
+    """Return the candidates that have not come to the call of a finding."""
+    logs = {} if finding.comm is None else case.logs(finding.comm.key)
+    return tuple(
+        number
+        for number in finding.candidate_ranks
+        if number in logs and finding.seq is not None and logs[number].calls < finding.seq
+    )
 
 
 def unless_idle(case: Case, finding: Finding) -> Finding:

@@ -47,6 +47,16 @@ def living(run: Run, seconds: float) -> Run:
     return replace(run, ranks=tuple(ranks))
 
 
+def killed_at(run: Run, moment: int) -> Run:
+    """Return the run with processes of one host that were killed at a moment."""
+    where = {"boot_id": "host"}
+    killed = (
+        replace(rank, alive=False, last_seen_ns=moment, details={**rank.details, **where})
+        for rank in run.ranks
+    )
+    return replace(run, ranks=tuple(killed))
+
+
 def with_ddp(directory: Path, waiting: tuple[int, ...], size: int = 4) -> Cluster:
     """Ranks that use DDP; some of them wait in a recorded all_reduce."""
     cluster = Cluster(directory, size)
@@ -435,6 +445,24 @@ def test_two_long_pauses_before_a_line_are_usual_before_that_line(
 
     assert diagnose(living(cluster.run(), 11.0)).status == status
     assert diagnose(living(cluster.run(), 30.0)).status == "hung"
+
+
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+@pytest.mark.parametrize(("wait", "goes_on"), [(5.0, True), (40.0, True), (5.0, False)])
+def test_a_rank_that_posts_calls_until_all_are_killed_may_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: float, goes_on: bool
+) -> None:
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 4)
+    cluster.post(range(4), "world")
+    clock[0] += 10**8
+    cluster.post((0,), "dp", done=False, members=(0, 1))
+    clock[0] += int(wait * 1e9)
+    if goes_on:
+        cluster.post((1, 2), "tp", members=(1, 2))
+    verdict = diagnose(killed_at(cluster.run(), clock[0] + 10**9))
+    assert verdict.status == ("unknown" if goes_on else "hung")
 
 
 @pytest.mark.usefixtures("python_writer")  # the core has a clock of its own

@@ -23,6 +23,7 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.threads import is_any_thread
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, who_text
 from ncclscope.wording.waits import Wait
@@ -197,14 +198,25 @@ def _may_come(case: Case, number: int) -> bool:
 
 
 def _goes_on(case: Case, number: int, waiting: Sequence[int]) -> bool:
-    """Return whether a rank posts further calls long after its peers have begun to wait."""
+    """Return whether a rank posts further calls long after its peers have begun to wait.
+
+    Those of the thread for which they wait: another one may go on while that one is blocked.
+    """
     rank = case.run.by_rank.get(number)
-    last = None if rank is None else rank.last_call(transfers=True)
-    if rank is None or last is None or not last.time_ns or rank.last_seen_ns is None:
+    if rank is None or rank.last_seen_ns is None:
+        return False
+    first = min(waiting)
+    due = case.waits.threads_due((first, case.waits.pending_calls[first].call), number)
+    calls = [*rank.last_calls().values(), *rank.last_transfers().values()]
+    own = [call for call in calls if is_any_thread(call.thread, due)]
+    last = max(own, key=lambda call: call.position, default=None)
+    if last is None or not last.time_ns:
         return False
     since = max(case.waits.pending_calls[one].call.time_ns or 0 for one in waiting)
-    gap = rank.last_seen_ns - last.time_ns
-    return gap < _JUST_NOW * 1e9 and last.time_ns - since > HANG_SECONDS * 1e9
+    gap, long = rank.last_seen_ns - last.time_ns, HANG_SECONDS
+    if not rank.alive and number not in case.waits.pending_calls:
+        long = case.stall_seconds  # what counts as a hang where the processes have been killed
+    return gap < _JUST_NOW * 1e9 and last.time_ns - since > long * 1e9
 
 
 def _not_there_yet(

@@ -173,9 +173,16 @@ class WaitGraph:
         return frozenset(rank for rank, count in free.items() if count == len(self.waiting[rank]))
 
     def explains(self, repaired: Collection[int]) -> bool:
-        """Return whether a repair of some ranks accounts for all that waits, and for all ends."""
+        """Return whether a repair of some ranks accounts for all that waits, and for all ends.
+
+        Of a thread that waits for no rank, while another one of its rank does, it is not known
+        whether it waits for that one.
+        """
         accounted = self.abnormal.issubset(repaired)
-        return accounted and len(self.released(repaired)) == len(self.waiting)
+        return accounted and any(
+            len(self.released(repaired, joins=joins)) == len(self.waiting)
+            for joins in (False, True)
+        )
 
     def without_victims(self, ranks: Iterable[int]) -> frozenset[int]:
         """Return the ranks of a set without which the rest of it does not explain as much.

@@ -105,6 +105,21 @@ def test_who_is_missing_where_more_wait_is_the_cause(cluster_of: ClusterOf) -> N
     assert [one for one in verdict.findings if one.role == "cause"] == [verdict.cause]
 
 
+def test_a_thread_that_waits_for_one_rank_may_be_awaited_by_its_own(cluster_of: ClusterOf) -> None:
+    """The thread of rank 3 ends a call early, and the main thread of rank 2 joins its own."""
+    cluster = cluster_of(4)
+    for _ in range(3):
+        post(cluster, cluster.everybody, "world")
+        in_thread(cluster, (2, 3), "save", members=(2, 3))
+    in_thread(cluster, (2,), "save", members=(2, 3), done=False)
+    post(cluster, (0, 1, 3), "world", op="barrier", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (2, 3))
+
+
 def test_both_threads_of_a_rank_wait(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     for label in ("world", "save") * 3:

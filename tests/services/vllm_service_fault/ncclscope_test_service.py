@@ -15,6 +15,9 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | ``raise_in_step`` | worker 1 | raises in its next step |
 | ``hold_engines`` | engine 1 | before a call of all engines |
 | ``leave_engines`` | engine 1 | leaves out such a call, and rests |
+
+``note_rest`` is no fault: each engine of several writes how many waves it has ended into the file
+`rest` and its number, beside that of the fault, whenever it begins to wait for requests.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ def _plant_in_engine() -> None:
     _before("hold_grammar", StructuredOutputManager, "_create_grammar", _hold)
     _before("hold_input", EngineCoreProc, "preprocess_add_request", _hold)
     _before("hold_output", EngineCoreProc, "process_output_sockets", _watch_output)
+    _before("note_rest", DPEngineCoreProc, "_notify_idle_state_callbacks", _note_rest)
     _before("hold_engines", DPEngineCoreProc, "_has_global_unfinished_reqs", _hold_engines)
     _instead(
         "leave_engines",
@@ -105,6 +109,10 @@ class Weights:
 def _raise(fault: str, *_: Any) -> None:
     if _take(fault):
         raise RuntimeError("planted")
+
+
+def _note_rest(_: str, engine: Any) -> None:
+    _order().with_name(f"rest{engine.dp_rank}").write_text(str(engine.current_wave))
 
 
 def _hold_engines(fault: str, engine: Any, *_: Any) -> None:

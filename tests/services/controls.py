@@ -18,6 +18,8 @@ LOADED_SECONDS = 25.0
 """Longer than all questions take."""
 FEW_BLOCKS = {"arguments": ["--block-size", "32", "--num-gpu-blocks-override", "10"]}
 """Two requests of full length have no room beside one another."""
+UNPLANTED = {"NCCLSCOPE_TEST_FAULT": ""}
+"""What looks for a fault at each all_reduce cannot be compiled."""
 SLOW_PREFILL = {"arguments": ["--max-num-batched-tokens", "8"]}
 UNREAD_BYTES = 4096
 
@@ -118,6 +120,7 @@ CASES = [
         "compiles",
         [Moment(healthy("a service that has compiled its model rests"), nothing)],
         {"eager": False},
+        UNPLANTED,
         untraced=False,
         starting=healthy("the service starts, and compiles its model"),
     ),

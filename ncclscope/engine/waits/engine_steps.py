@@ -21,7 +21,7 @@ from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
 from ncclscope.wording.names import ranks_text, site_text
-from ncclscope.wording.notes import Note, idle_after, method_text, step_text
+from ncclscope.wording.notes import Came, Note, idle_after, method_text, step_text
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -132,6 +132,18 @@ def is_idle(rank: Rank) -> bool:
     """Return whether a worker waits, outside of any step, for a request from its engine."""
     waits = _lasting(rank, "dequeue")
     return waits is not None and waits.detail == WORK and _lasting(rank, "step") is None
+
+
+def how_far(worker: Rank, sent: Activity) -> Came:
+    """Return how far a worker has come with what its engine sent last."""
+    takes, answers = worker.activities.get("dequeue"), worker.activities.get("enqueue")
+    if answers is not None and answers.since_ns >= sent.since_ns:
+        return Came.ANSWERED
+    if takes is None or takes.detail != WORK:
+        return Came.INSIDE
+    if takes.until_ns is not None:
+        return Came.INSIDE if takes.until_ns >= sent.since_ns else Came.EARLIER
+    return Came.BACK if takes.since_ns >= sent.since_ns else Came.NOT_TAKEN
 
 
 def _unseen(rank: Rank, sent: Activity) -> bool:

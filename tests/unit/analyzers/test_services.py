@@ -441,6 +441,47 @@ def test_a_worker_in_a_receive_keeps_its_engine_waiting(cluster_of: ClusterOf) -
     assert 1 not in found.diverging_ranks
 
 
+BEGAN = {"enqueue": (60.0, 60.0, "execute_model", 1), "dequeue": (60.0, None, None, 0)}
+
+
+@pytest.mark.parametrize("begins", ["both", "neither", "one"])
+def test_a_worker_that_has_not_begun_the_step_of_a_call_is_named(
+    cluster_of: ClusterOf, begins: str
+) -> None:
+    """Of two workers in one step, either may be at fault; one in an earlier step is held up."""
+    cluster = cluster_of(2)
+    for number in (1, 2):
+        for tracer in cluster.tracers:
+            tracer.step(number, tokens=1)
+        cluster.history()
+    for tracer in cluster.tracers[: {"neither": 0, "one": 1, "both": 2}[begins]]:
+        tracer.step(3, tokens=1)
+    cluster.post([0], "tp:0", done=False)
+    run = _of_one_engine(cluster.run(), BEGAN, HELD, HELD)
+
+    named = ((1,), ()) if begins == "one" else ((), (0, 1))
+    assert _verdict(run) == ("hung", "not_joined", *named)
+
+
+@pytest.mark.parametrize(
+    ("taken", "named"),
+    [(((50.0, 60.0), (50.0, 59.0)), ((1,), ())), (((50.0, 59.0), (50.0, 59.0)), ((), (0, 1)))],
+    ids=["one", "both"],
+)
+def test_a_worker_that_is_still_at_an_earlier_call_of_its_engine_is_named(
+    cluster_of: ClusterOf,
+    taken: tuple[tuple[float, float], ...],
+    named: tuple[tuple[int, ...], ...],
+) -> None:
+    cluster = cluster_of(2)
+    cluster.history()
+    cluster.post([0], "tp:0", done=False)
+    workers: list[Acts] = [{"dequeue": (*each, *WAITS)} for each in taken]
+
+    run = _of_one_engine(cluster.run(), BEGAN, *workers)
+    assert _verdict(run) == ("hung", "not_joined", *named)
+
+
 @pytest.mark.parametrize(("apart", "status"), [(3, "ok"), (30, "unknown")])
 def test_rings_that_were_copied_one_after_the_other_show_no_stopped_process(
     cluster_of: ClusterOf, apart: int, status: str

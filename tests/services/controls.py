@@ -28,6 +28,17 @@ def _load(service: Service) -> None:
     service.load(24, LOADED_SECONDS, tokens=150)
 
 
+def _too_long(service: Service) -> None:
+    """Ask for more than the cache has room for, which vLLM refuses."""
+    refusal = ""
+    try:
+        service.server.answer(list(range(10, 310)), 4)
+    except RuntimeError as error:
+        refusal = str(error)
+    if "answered 400" not in refusal:
+        raise RuntimeError(f"the request was not refused: {refusal}")
+
+
 def _give_up(service: Service) -> None:
     """Let clients hang up in the middle of their streams, again and again."""
 
@@ -110,6 +121,10 @@ CASES = [
         "long_prefill",
         [Moment(healthy("prompts take 30 steps each"), _long_prompts)],
         SLOW_PREFILL,
+    ),
+    Case(
+        "too_long",
+        [Moment(healthy("a request that is longer than the cache was refused"), _too_long)],
     ),
     Case(
         "slow_client",

@@ -43,6 +43,20 @@ CASES = [
         ],
     ),
     Case(
+        "cache_too_small",
+        [],
+        {"arguments": ["--block-size", "32", "--num-gpu-blocks-override", "8"]},
+        refused=Truth(
+            "the KV cache has 7 free blocks, and the longest request would need 8: vLLM refuses "
+            "to start, and its engine ended with a ValueError",
+            ("hung", "unknown", "incomplete"),
+            kinds=("dead_rank", "init_stalled"),
+            process=ENGINE,
+            says="ValueError",
+            waits=False,
+        ),
+    ),
+    Case(
         "grammar_never",
         [
             Moment(

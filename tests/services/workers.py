@@ -28,6 +28,7 @@ NGRAM = {
     ]
 }
 RPC_SECONDS = 4.0
+STEP_SECONDS = 6
 _ABSENT = ("not_joined", "missing_call", "p2p_mismatch")
 
 
@@ -130,6 +131,26 @@ CASES = [
                 "busy",
             ),
         ],
+    ),
+    Case(
+        "step_timed_out",
+        [
+            Moment(
+                Truth(
+                    "worker 1 waits for a file's lock before a step; the engine gave the step up "
+                    "after its timeout, and ended with the whole service",
+                    ("hung", "diverged", "unknown"),
+                    kinds=("dead_rank", "rpc_stalled", *_ABSENT),
+                    ranks=(1,),
+                    process=("EngineCore", r"engine 0.*TimeoutError"),
+                    confidence="certain",
+                    waits=False,
+                ),
+                ask_with("hold_step"),
+            )
+        ],
+        environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(STEP_SECONDS)},
+        faults=["hold_step"],
     ),
     Case("worker_stopped", _stopped(1)),
     Case("only_worker_stopped", _stopped(0), ALONE),

@@ -12,6 +12,7 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | ``hold_answers`` | a task of the API server | the answers of its engine; the loop goes on |
 | ``hold_receive`` | worker 1 | before it receives from the stage before it |
 | ``skip_send`` | worker 0 | leaves out what it is to send to the next stage |
+| ``hold_step`` | worker 1 | before its next step |
 | ``raise_in_step`` | worker 1 | raises in its next step |
 | ``hold_engines`` | engine 1 | before a call of all engines |
 | ``leave_engines`` | engine 1 | leaves out such a call, and rests |
@@ -84,6 +85,7 @@ def _plant_in_workers() -> None:
 
     _before("hold_receive", GroupCoordinator, "irecv_tensor_dict", _of_last(_hold))
     _instead("skip_send", GroupCoordinator, "isend_tensor_dict", lambda *_: True, [])
+    _before("hold_step", Worker, "execute_model", _of_last(_hold))
     _before("raise_in_step", Worker, "execute_model", _of_last(_raise))
 
 

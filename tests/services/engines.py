@@ -55,6 +55,7 @@ CASES = [
             says="ValueError",
             waits=False,
         ),
+        untraced=False,
     ),
     Case(
         "grammar_never",

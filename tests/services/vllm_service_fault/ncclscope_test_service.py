@@ -181,7 +181,10 @@ def _order() -> Path:
 
 
 def _is_planted(fault: str) -> bool:
-    return _order().exists() and _order().read_text() == fault
+    try:
+        return _order().read_text() == fault
+    except FileNotFoundError:  # another process may take it away at any moment
+        return False
 
 
 def _take(fault: str) -> bool:

@@ -35,6 +35,7 @@ _SHOWN = 4
 """Workers whose state is in the evidence."""
 _SAID = {
     Came.INSIDE: Rpc.INSIDE,
+    Came.EARLIER: Rpc.EARLIER,
     Came.NOT_TAKEN: Rpc.NOT_TAKEN,
     Came.BACK: Rpc.BACK,
     Came.ANSWERED: Rpc.LOST,
@@ -71,8 +72,10 @@ def _finding(case: Case, one: Unanswered) -> Finding:
     ranks = tuple(rank for rank in one.lacking if one.workers[rank] is far)
     is_known = far is not Came.ANSWERED and (len(ranks) < len(one.workers) or len(ranks) == 1)
     first = case.run.by_rank[ranks[0]]
-    call = method_text(one.method)
-    summary = (Rpc.LATE if one.is_late else _SAID[far]).of(
+    is_other = one.given_up and far is Came.EARLIER
+    call = method_text(None if is_other else one.method)
+    said = Rpc.GIVEN_UP if one.given_up else Rpc.LATE if one.is_late else _SAID[far]
+    summary = said.of(
         who=who_text(case.run, ranks),
         ranks=ranks,
         call=call,
@@ -90,7 +93,9 @@ def _finding(case: Case, one: Unanswered) -> Finding:
         role="cause",
         analyzer=RpcStalled.name,
         evidence=(
-            Rpc.SENT.of(_engine(one.name, one.pid), call, one.seconds),
+            (Rpc.SENT_LAST if one.given_up else Rpc.SENT).of(
+                _engine(one.name, one.pid), method_text(one.method), one.seconds
+            ),
             *(Rpc.WORKER.of(rank, one.workers[rank]) for rank in one.awaited[:_SHOWN]),
         ),
         hangs=True,

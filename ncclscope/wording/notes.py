@@ -40,6 +40,7 @@ class Came(Phrase):
 
     NOT_TAKEN = "waits for work since before it was sent"
     INSIDE = "has taken it, and has not come back"
+    EARLIER = "has not come back from an earlier call"
     BACK = "has taken it, has not answered, and waits for work again"
     ANSWERED = "has answered"
 
@@ -50,6 +51,14 @@ class Rpc(Phrase):
     INSIDE = (
         "{who:^} {ranks:have} not answered {call}, for which {engine} has waited {seconds:.0f} s: "
         "{ranks:they} took the call, and {ranks:are} {at}."
+    )
+    EARLIER = (
+        "{who:^} {ranks:have} not taken {call}, for whose answer {engine} has waited {seconds:.0f} "
+        "s: {ranks:they} {ranks:are} still at an earlier call, {at}."
+    )
+    GIVEN_UP = (
+        "{who:^} {ranks:have} not come back from {call} of {engine}, which no longer waits for "
+        "that, and has waited for requests for {seconds:.0f} s: {ranks:they} {ranks:are} {at}."
     )
     NOT_TAKEN = (
         "{who:^} {ranks:have} not taken {call}, for whose answer {engine} has waited {seconds:.0f} "
@@ -96,6 +105,7 @@ class Rpc(Phrase):
     IS_STOPPED = "stopped by a signal (state T)"
     UNSEEN = "at a place that is not recorded"
     SENT = "{} sent {}, and has waited for the answer for {:.0f} s"
+    SENT_LAST = "{} sent {} last, and has waited for requests for {:.0f} s"
     WORKER = "rank {} {}"
 
 

@@ -46,6 +46,7 @@ class Wait(Phrase):
 
     ALL_POSTED = "{}: all members posted the corresponding call"
     ALL_PASSED = "{}: all members went past this point without such a call"
+    ARE_BEHIND = "{0} {0:are} still at an earlier step or call of {0:their} engine"
     MORE_WAIT = "more ranks wait for {} than are missing"
     LARGER_NUMBER = (
         "{waiting} {waiting:wait} in a call that the larger number, {absent}, never posted"

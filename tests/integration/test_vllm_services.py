@@ -19,10 +19,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 WORST: Mapping[str, str] = {
     "answers_held": "right",
     "api_frozen_busy": "right",
+    "coordinator_stopped": "right",
     "dp_worker_raises": "right",
     "engine_output_held": "right",
     "offline": "right",
     "only_worker_stopped": "right",
+    "rpc_timed_out": "right",
 }
 
 

@@ -392,11 +392,11 @@ class VllmServer:
 
     def _members(self) -> Iterator[psutil.Process]:
         """Yield the living processes of the server's session, whoever their parent is by now."""
-        assert self._process is not None
-        for process in psutil.process_iter():
+        leader = self._process
+        for process in psutil.process_iter() if leader is not None else ():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 if (
-                    os.getsid(process.pid) == self._process.pid
+                    os.getsid(process.pid) == leader.pid
                     and process.status() != psutil.STATUS_ZOMBIE
                 ):
                     yield process

@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in chosen:
             for moment in case.moments:
                 print(f"{case.name} {moment.name}".rstrip(), moment.truth.what, sep=": ")
+            if case.refused:
+                print(case.name, case.refused.what, sep=": ")
         return 0
     results: list[Result] = []
     for case in chosen:

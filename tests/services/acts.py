@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 
 from tests.services.service import Service
 
-__all__ = ["Act", "ask", "ask_with", "nothing", "stop"]
+__all__ = ["Act", "ask", "ask_with", "nothing", "stop", "wait_until"]
 
 Act = Callable[[Service], None]
+_POLL_SECONDS = 0.05
+_AT_MOST_SECONDS = 60.0
 
 
 def nothing(service: Service) -> None:
@@ -35,3 +38,16 @@ def ask_with(fault: str, *replicas: int) -> Act:
 def stop(title: str, number: signal.Signals = signal.SIGSTOP) -> Act:
     """Return an act that sends a signal to the first process whose title begins so."""
     return lambda service: service.signal(title, number)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Return as soon as something holds.
+
+    Raises:
+        RuntimeError: It did not within a minute.
+    """
+    deadline = time.monotonic() + _AT_MOST_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise RuntimeError("what an act waits for did not come")
+        time.sleep(_POLL_SECONDS)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.services.service import Service
+from tests.services.service import SERVER, Service
 
-__all__ = ["Answer", "ask", "diagnose"]
+__all__ = ["Answer", "ask", "ask_rings", "diagnose"]
 
 _NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 _TIMEOUT = 120.0
@@ -40,14 +40,22 @@ class Answer:
 
 def ask(service: Service) -> Iterator[Answer]:
     """Yield all answers about a service whose processes live."""
-    pids = [str(pid) for pid in sorted(service.processes().values())]
     name, options = ("attach", []) if service.traced else ("untraced", ["--gap", UNTRACED_GAP])
+    yield from ask_rings(service)
+    for way, named in ((name, False), (f"{name} PIDs", True)):
+        pids = [str(pid) for pid in sorted(service.processes().values())]
+        if pids:
+            answer = _run(way, "attach", "--json", *options, *(pids if named else []))
+            # It may have ended by itself; its server is the last to go.
+            if answer.document or service.processes().keys() - {SERVER}:
+                yield answer
+
+
+def ask_rings(service: Service) -> Iterator[Answer]:
+    """Yield what the rings of a traced service say, whether its processes live or not."""
     if service.traced:
         yield _run("watch", "watch", str(service.rings), "--once", "--json")
         yield diagnose(service, "diagnose")
-    if pids:  # a service may have ended by itself
-        yield _run(name, "attach", "--json", *options)
-        yield _run(f"{name} PIDs", "attach", "--json", *options, *pids)
 
 
 def diagnose(service: Service, way: str) -> Answer:

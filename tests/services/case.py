@@ -75,6 +75,7 @@ class Case:
         faults: Those of the plugin that the moments plant.
         untraced: Whether to ask an untraced service as well.
         starting: What is true while the service starts, if that is asked about.
+        refused: What is true once the service has ended while it started, if that is what it does.
     """
 
     name: str
@@ -84,3 +85,4 @@ class Case:
     faults: Sequence[str] = ()
     untraced: bool = True
     starting: Truth | None = None
+    refused: Truth | None = None

@@ -18,12 +18,25 @@ LOADED_SECONDS = 25.0
 """Longer than all questions take."""
 FEW_BLOCKS = {"arguments": ["--block-size", "32", "--num-gpu-blocks-override", "10"]}
 """Two requests of full length have no room beside one another."""
+UNPLANTED = {"NCCLSCOPE_TEST_FAULT": ""}
+"""What looks for a fault at each all_reduce cannot be compiled."""
 SLOW_PREFILL = {"arguments": ["--max-num-batched-tokens", "8"]}
 UNREAD_BYTES = 4096
 
 
 def _load(service: Service) -> None:
     service.load(24, LOADED_SECONDS, tokens=150)
+
+
+def _too_long(service: Service) -> None:
+    """Ask for more than the cache has room for, which vLLM refuses."""
+    refusal = ""
+    try:
+        service.server.answer(list(range(10, 310)), 4)
+    except RuntimeError as error:
+        refusal = str(error)
+    if "answered 400" not in refusal:
+        raise RuntimeError(f"the request was not refused: {refusal}")
 
 
 def _give_up(service: Service) -> None:
@@ -110,6 +123,10 @@ CASES = [
         SLOW_PREFILL,
     ),
     Case(
+        "too_long",
+        [Moment(healthy("a request that is longer than the cache was refused"), _too_long)],
+    ),
+    Case(
         "slow_client",
         [Moment(healthy("a client reads nothing of what it asked for"), _readnothing)],
         {"tokenizer": True},
@@ -118,6 +135,7 @@ CASES = [
         "compiles",
         [Moment(healthy("a service that has compiled its model rests"), nothing)],
         {"eager": False},
+        UNPLANTED,
         untraced=False,
         starting=healthy("the service starts, and compiles its model"),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
-from tests.services.acts import ask, ask_with, stop
+from tests.services.acts import ask, ask_with, stop, wait_until
 from tests.services.case import Case, Moment, Truth
 from tests.services.service import Service
 
@@ -22,6 +22,9 @@ def _ask_in_grammar(service: Service) -> None:
 
 
 def _stop_coordinator(service: Service) -> None:
+    """Stop it once both engines rest: those that still run would take the request unasked."""
+    rests = [service.switch.with_name(f"rest{replica}") for replica in (0, 1)]
+    wait_until(lambda: all(rest.read_text() not in ("", "0") for rest in rests))
     service.signal("DPCoordinator", signal.SIGSTOP)
     service.ask(replica=0)
 
@@ -38,6 +41,21 @@ CASES = [
                 ask_with("no_blocks"),
             )
         ],
+    ),
+    Case(
+        "cache_too_small",
+        [],
+        {"arguments": ["--block-size", "32", "--num-gpu-blocks-override", "8"]},
+        refused=Truth(
+            "the KV cache has 7 free blocks, and the longest request would need 8: vLLM refuses "
+            "to start, and its engine ended with a ValueError",
+            ("hung", "unknown", "incomplete"),
+            kinds=("dead_rank", "init_stalled"),
+            process=ENGINE,
+            says="ValueError",
+            waits=False,
+        ),
+        untraced=False,
     ),
     Case(
         "grammar_never",
@@ -142,6 +160,7 @@ CASES = [
         ],
         REPLICAS,
         CPU_MOE,
+        faults=["note_rest"],
     ),
     Case(
         "dp_engine_held",

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.services.ask import Answer, ask, diagnose
+from tests.services.ask import Answer, ask, ask_rings, diagnose
 from tests.services.case import Case, Moment, Truth
 from tests.services.score import judge
 from tests.services.service import Service
@@ -54,6 +54,9 @@ def play(
                 environment=case.environment | {"NCCLSCOPE_TEST_FAULTS": ",".join(case.faults)},
             )
             try:
+                if case.refused:
+                    yield from _refused(case, service, case.refused, keep)
+                    continue
                 if case.starting:
                     yield from _starting(case, service, case.starting, keep)
                 else:
@@ -97,6 +100,22 @@ def _starting(case: Case, service: Service, truth: Truth, keep: Path | None) -> 
                 yield from (_result(case, moment, each, pids, keep) for each in ask(service))
             time.sleep(2.0)
         started.result()
+
+
+def _refused(case: Case, service: Service, truth: Truth, keep: Path | None) -> Iterator[Result]:
+    """Ask once a service has ended instead of becoming healthy."""
+    pids: dict[str, int] = {}
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(service.server.start)
+        while not started.done():
+            pids |= service.processes()
+            time.sleep(0.2)
+    if started.exception() is None:
+        raise RuntimeError("the service has started")
+    moment = Moment(truth, lambda _: None, "refused")
+    yield from (_result(case, moment, each, pids, keep) for each in ask_rings(service))
+    if service.traced:
+        _copy(service, keep, "refused")
 
 
 def _result(

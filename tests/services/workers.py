@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tests.services.acts import Act, ask, ask_with, nothing, stop
-from tests.services.case import Case, Moment, Truth, healthy
+from tests.services.case import LASTS_SECONDS, Case, Moment, Truth, healthy
 from tests.services.service import Service
 
 __all__ = ["CASES"]
@@ -27,12 +27,19 @@ NGRAM = {
         '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
     ]
 }
+RPC_SECONDS = 4.0
+STEP_SECONDS = 6
 _ABSENT = ("not_joined", "missing_call", "p2p_mismatch")
 
 
 def _hold_rpc(service: Service) -> None:
     service.plant("hold_rpc")
     service.post("/collective_rpc", {"method": "check_health"})
+
+
+def _hold_rpc_for_seconds(service: Service) -> None:
+    service.plant("hold_rpc")
+    service.post("/collective_rpc", {"method": "check_health", "timeout": RPC_SECONDS})
 
 
 def _update_weights(ranks: str) -> Act:
@@ -96,6 +103,54 @@ CASES = [
                 _hold_rpc,
             )
         ],
+    ),
+    Case(
+        "rpc_timed_out",
+        [
+            Moment(
+                Truth(
+                    "worker 1 waits for a file's lock in check_health; the engine has given it up "
+                    "after its timeout and waits for requests, and the next one will hang",
+                    ("unknown", "hung"),
+                    kinds=("rpc_stalled",),
+                    ranks=(1,),
+                    waits=False,
+                ),
+                _hold_rpc_for_seconds,
+                "idle",
+                LASTS_SECONDS + RPC_SECONDS,
+            ),
+            Moment(
+                Truth(
+                    "worker 1 still waits for that lock; worker 0 runs a step without it",
+                    kinds=(*_ABSENT, "rpc_stalled"),
+                    ranks=(1,),
+                    confidence="certain",
+                ),
+                ask,
+                "busy",
+            ),
+        ],
+    ),
+    Case(
+        "step_timed_out",
+        [
+            Moment(
+                Truth(
+                    "worker 1 waits for a file's lock before a step; the engine gave the step up "
+                    "after its timeout, and ended with the whole service",
+                    ("hung", "diverged", "unknown"),
+                    kinds=("dead_rank", "rpc_stalled", *_ABSENT),
+                    ranks=(1,),
+                    process=("EngineCore", r"engine 0.*TimeoutError"),
+                    confidence="certain",
+                    waits=False,
+                ),
+                ask_with("hold_step"),
+            )
+        ],
+        environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(STEP_SECONDS)},
+        faults=["hold_step"],
     ),
     Case("worker_stopped", _stopped(1)),
     Case("only_worker_stopped", _stopped(0), ALONE),

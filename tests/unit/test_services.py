@@ -65,5 +65,7 @@ def test_killed_service_may_leave_less_evidence() -> None:
 
 def test_cases_have_a_truth_that_can_be_missed() -> None:
     for case in CASES.values():
-        for moment in case.moments:
-            assert moment.truth.is_healthy or judge(document("ok"), moment.truth, PIDS) != "right"
+        truths = [moment.truth for moment in case.moments] + [case.refused] * bool(case.refused)
+        assert truths
+        for truth in filter(None, truths):
+            assert truth.is_healthy or judge(document("ok"), truth, PIDS) != "right"

@@ -2,7 +2,8 @@
 
 An engine sends a method to all of its workers, and waits for the answer of one of them, or of all.
 A worker that takes the message leaves its wait for work, answers, and waits for work again. So the
-newest of these activities show how far it has come.
+newest of these activities show how far it has come. An engine that waits for requests waits for no
+answer: it has them all, or it has given up those of the workers that are still at a call.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
+from ncclscope.engine.waits.engine_steps import how_far
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import lasting
 from ncclscope.model import Activity, Rank
-from ncclscope.model.activities import WORK
+from ncclscope.model.activities import INPUT, WORK
 from ncclscope.wording.notes import Came
 
 
@@ -29,11 +31,13 @@ class Unanswered:
         name: Its label; empty where it is not known.
         method: What it called; empty where that is not known.
         alive: Whether the engine is known to live.
-        seconds: How long the engine has waited, up to its last heartbeat.
+        seconds: How long the engine has waited, for the answer or for requests since, up to its
+            last heartbeat.
         workers: Its workers, by rank, and how far each has come.
         awaited: Those whose answers it waits for.
         shares: Of those that are inside and at work: the share of a core that each uses.
         stopped: Those that a signal has stopped.
+        given_up: Whether the engine waits for requests again.
     """
 
     pid: int
@@ -45,6 +49,7 @@ class Unanswered:
     awaited: tuple[int, ...]
     shares: dict[int, float]
     stopped: frozenset[int] = frozenset()
+    given_up: bool = False
 
     @property
     def lacking(self) -> tuple[int, ...]:
@@ -119,11 +124,15 @@ def _came_as_seen(motion: Motion) -> Came:
 def _recorded(case: Case) -> Iterator[Unanswered]:
     run = case.run
     for engine in run.others:
-        name, waits = engine.labels.get("engine"), lasting(engine, "dequeue")
-        sent = engine.activities.get("enqueue")
-        if name is None or waits is None or waits.activity.detail == WORK or sent is None:
+        name, sent = engine.labels.get("engine"), engine.activities.get("enqueue")
+        waits, rests = lasting(engine, "dequeue"), _rests_for(engine)
+        if name is None or sent is None or sent.until_ns is None:
             continue
-        if sent.until_ns is None or sent.since_ns > waits.activity.since_ns:
+        if waits is not None:
+            is_first = sent.since_ns > waits.activity.since_ns
+            if is_first or waits.activity.detail == WORK:
+                continue
+        elif rests is None:
             continue
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
         numbers = {rank.rank for rank in workers}
@@ -131,26 +140,30 @@ def _recorded(case: Case) -> Iterator[Unanswered]:
             continue  # a call keeps the worker, or its peers
         if any(case.how_it_ended(rank) for rank in workers):
             continue
+        came = {rank.rank: how_far(rank, sent) for rank in workers}
         one = 0 < sent.number <= len(workers)
         awaited = workers[sent.number - 1 : sent.number] if one else workers
+        if waits is None:
+            awaited = [rank for rank in workers if came[rank.rank] in (Came.INSIDE, Came.EARLIER)]
         shares = {rank.rank: share_of_core(case, rank.rank) for rank in awaited}
-        yield Unanswered(
-            pid=engine.pid,
-            name=name,
-            method=sent,
-            alive=engine.alive is True,
-            seconds=waits.seconds,
-            workers={rank.rank: _came(rank, sent) for rank in workers},
-            awaited=tuple(rank.rank for rank in awaited),
-            shares={rank: share for rank, share in shares.items() if share is not None},
-            stopped=frozenset(rank.rank for rank in workers if rank.details.get("stopped")),
-        )
+        if awaited:
+            yield Unanswered(
+                pid=engine.pid,
+                name=name,
+                method=sent,
+                alive=engine.alive is True,
+                seconds=rests or 0.0 if waits is None else waits.seconds,
+                workers=came,
+                awaited=tuple(rank.rank for rank in awaited),
+                shares={rank: share for rank, share in shares.items() if share is not None},
+                stopped=frozenset(rank.rank for rank in workers if rank.details.get("stopped")),
+                given_up=waits is None,
+            )
 
 
-def _came(worker: Rank, sent: Activity) -> Came:
-    takes, answers = worker.activities.get("dequeue"), worker.activities.get("enqueue")
-    if answers is not None and answers.since_ns >= sent.since_ns:
-        return Came.ANSWERED
-    if takes is None or takes.detail != WORK or takes.until_ns is not None:
-        return Came.INSIDE
-    return Came.BACK if takes.since_ns >= sent.since_ns else Came.NOT_TAKEN
+def _rests_for(engine: Rank) -> float | None:
+    """Return for how long an engine has waited for requests, and for nothing else in between."""
+    rests, last = lasting(engine, INPUT), engine.activities.get("dequeue")
+    if rests is None or last is None or last.until_ns is None or engine.last_seen_ns is None:
+        return None
+    return min(rests.seconds, max(0.0, (engine.last_seen_ns - last.until_ns) / 1e9))

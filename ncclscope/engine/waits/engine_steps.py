@@ -15,13 +15,13 @@ from ncclscope.engine.records import Records
 from ncclscope.engine.sequences.habit import in_step
 from ncclscope.engine.sequences.step_rhythm import step_of
 from ncclscope.engine.waits.noted import raised
-from ncclscope.model import Activity, Finding, Rank, Run, State, Step
+from ncclscope.model import Activity, Call, Finding, Rank, Run, State, Step
 from ncclscope.model.activities import WORK, WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
 from ncclscope.wording.names import ranks_text, site_text
-from ncclscope.wording.notes import Note, idle_after, method_text, step_text
+from ncclscope.wording.notes import Came, Note, idle_after, method_text, step_text
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -132,6 +132,37 @@ def is_idle(rank: Rank) -> bool:
     """Return whether a worker waits, outside of any step, for a request from its engine."""
     waits = _lasting(rank, "dequeue")
     return waits is not None and waits.detail == WORK and _lasting(rank, "step") is None
+
+
+def how_far(worker: Rank, sent: Activity) -> Came:
+    """Return how far a worker has come with what its engine sent last."""
+    takes, answers = worker.activities.get("dequeue"), worker.activities.get("enqueue")
+    if answers is not None and answers.since_ns >= sent.since_ns:
+        return Came.ANSWERED
+    if takes is None or takes.detail != WORK:
+        return Came.INSIDE
+    if takes.until_ns is not None:
+        return Came.INSIDE if takes.until_ns >= sent.since_ns else Came.EARLIER
+    return Came.BACK if takes.since_ns >= sent.since_ns else Came.NOT_TAKEN
+
+
+def is_behind(run: Run, worker: Rank, other: Rank, call: Call) -> bool:
+    """Return whether a worker has not begun that in which another one made a call.
+
+    It is still at an earlier call of its engine, or at an earlier step: an engine begins a step on
+    all of its workers.
+    """
+    own, theirs = worker.last_step(), step_of(other, call)
+    is_same = worker.labels.get("engine", "?") == other.labels.get("engine")
+    if is_same and own is not None and theirs is not None and own.number < theirs.number:
+        return True
+    return _is_at_earlier_call(run, worker) and not _is_at_earlier_call(run, other)
+
+
+def _is_at_earlier_call(run: Run, worker: Rank) -> bool:
+    engine = _engines(run).get(worker.labels.get("engine", ""))
+    sent = None if engine is None else engine.activities.get("enqueue")
+    return sent is not None and how_far(worker, sent) is Came.EARLIER
 
 
 def _unseen(rank: Rank, sent: Activity) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.sequences.habit import is_due
 from ncclscope.engine.waits.endings import given_up_after
-from ncclscope.engine.waits.engine_steps import counterpart, is_idle
+from ncclscope.engine.waits.engine_steps import counterpart, is_behind, is_idle
 from ncclscope.engine.waits.noted import doing_in_common
 from ncclscope.model import Communicator, Rank
 from ncclscope.wording.names import comm_text
@@ -70,6 +70,8 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         n in case.run.by_rank and is_idle(case.run.by_rank[n]) for n in absent
     ):
         diverging = "absent"  # the records show what they do: they wait for a request
+    if not diverging and _are_behind(case, absent, pending):
+        diverging, reason = "absent", Wait.ARE_BEHIND.of(absent)
     if not by_groups and _are_stopped(case, absent) and not _are_stopped(case, waiting):
         diverging = "absent"  # whatever the numbers, they cannot come before they are resumed
     here = [rank for n in absent if (rank := case.run.by_rank.get(n)) and not rank.exited]
@@ -98,6 +100,12 @@ def _are_stopped(case: Case, ranks: Sequence[int]) -> bool:
     """Return whether a signal has stopped the processes of all these ranks."""
     known = case.run.by_rank
     return all(n in known and known[n].details.get("stopped") for n in ranks)
+
+
+def _are_behind(case: Case, ranks: Sequence[int], pending: PendingCall) -> bool:
+    """Return whether these ranks have not begun the step of a call, or what it was made in."""
+    known, other = case.run.by_rank, case.run.by_rank[pending.rank]
+    return all(n in known and is_behind(case.run, known[n], other, pending.call) for n in ranks)
 
 
 def waiting_in(case: Case, pending: PendingCall) -> tuple[int, ...]:

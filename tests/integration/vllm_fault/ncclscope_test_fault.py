@@ -98,7 +98,7 @@ def _plant_in_service(order: Path) -> None:
         call(self, request)
 
     def allocate_slots(self: Any, *args: Any, **kwargs: Any) -> Any:
-        full = order.exists() and order.read_text() == "no_blocks"
+        full = _ordered(order) == "no_blocks"
         return None if full else allocate(self, *args, **kwargs)
 
     if not getattr(answer, "planted", False):
@@ -140,7 +140,7 @@ def _is_even(communicator: Any, input_: Any, dim: int = 0, sizes: Any = None) ->
 
 def _may_dispatch(order: Path) -> Callable[..., bool]:
     def may(*args: Any, **kwargs: Any) -> bool:
-        return _is_even(*args, **kwargs) or (order.exists() and order.read_text() == "swap")
+        return _is_even(*args, **kwargs) or _ordered(order) == "swap"
 
     return may
 
@@ -229,8 +229,16 @@ def _replace(
     setattr(owner, name, planted)
 
 
+def _ordered(order: Path) -> str:
+    """Return the fault that is ordered; another process may take it away at any moment."""
+    try:
+        return order.read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def _take(order: Path, faults: tuple[str, ...]) -> str:
-    if not order.exists() or (fault := order.read_text()) not in faults:
+    if (fault := _ordered(order)) not in faults:
         return ""
     order.unlink()
     return fault

@@ -12,9 +12,13 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | ``hold_answers`` | a task of the API server | the answers of its engine; the loop goes on |
 | ``hold_receive`` | worker 1 | before it receives from the stage before it |
 | ``skip_send`` | worker 0 | leaves out what it is to send to the next stage |
+| ``hold_step`` | worker 1 | before its next step |
 | ``raise_in_step`` | worker 1 | raises in its next step |
 | ``hold_engines`` | engine 1 | before a call of all engines |
 | ``leave_engines`` | engine 1 | leaves out such a call, and rests |
+
+``note_rest`` is no fault: each engine of several writes how many waves it has ended into the file
+`rest` and its number, beside that of the fault, whenever it begins to wait for requests.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ def _plant_in_engine() -> None:
     _before("hold_grammar", StructuredOutputManager, "_create_grammar", _hold)
     _before("hold_input", EngineCoreProc, "preprocess_add_request", _hold)
     _before("hold_output", EngineCoreProc, "process_output_sockets", _watch_output)
+    _before("note_rest", DPEngineCoreProc, "_notify_idle_state_callbacks", _note_rest)
     _before("hold_engines", DPEngineCoreProc, "_has_global_unfinished_reqs", _hold_engines)
     _instead(
         "leave_engines",
@@ -80,6 +85,7 @@ def _plant_in_workers() -> None:
 
     _before("hold_receive", GroupCoordinator, "irecv_tensor_dict", _of_last(_hold))
     _instead("skip_send", GroupCoordinator, "isend_tensor_dict", lambda *_: True, [])
+    _before("hold_step", Worker, "execute_model", _of_last(_hold))
     _before("raise_in_step", Worker, "execute_model", _of_last(_raise))
 
 
@@ -105,6 +111,10 @@ class Weights:
 def _raise(fault: str, *_: Any) -> None:
     if _take(fault):
         raise RuntimeError("planted")
+
+
+def _note_rest(_: str, engine: Any) -> None:
+    _order().with_name(f"rest{engine.dp_rank}").write_text(str(engine.current_wave))
 
 
 def _hold_engines(fault: str, engine: Any, *_: Any) -> None:
@@ -171,7 +181,10 @@ def _order() -> Path:
 
 
 def _is_planted(fault: str) -> bool:
-    return _order().exists() and _order().read_text() == fault
+    try:
+        return _order().read_text() == fault
+    except FileNotFoundError:  # another process may take it away at any moment
+        return False
 
 
 def _take(fault: str) -> bool:

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose
+from ncclscope.engine.case import Case
+from ncclscope.engine.services.answers import unanswered
 from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Activity, Rank, Run
 from ncclscope.tracing.tracer import Tracer
+from ncclscope.wording.notes import Came
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -45,12 +48,16 @@ def _service(cluster_of: ClusterOf, engine: Acts, *workers: Acts, **changes: Any
     """Return a run of an engine and its workers, which have agreed in all their calls."""
     cluster = cluster_of(len(workers))
     cluster.history()
-    run = cluster.run()
+    return _of_one_engine(cluster.run(), engine, *workers, **changes)
+
+
+def _of_one_engine(run: Run, engine: Acts, *workers: Acts, **changes: Any) -> Run:
+    """Return a run whose ranks are the workers of an engine."""
     ranks = [
         _with(replace(rank, labels={"engine": "0"}), acts)
         for rank, acts in zip(run.ranks, workers, strict=True)
     ]
-    process = replace(run.ranks[0], rank=-1, pid=2000, logs={}, labels={"engine": "0"})
+    process = replace(run.ranks[0], rank=-1, pid=2000, logs={}, p2p={}, labels={"engine": "0"})
     core = replace(_with(process, engine), details={"role": "engine"}, **changes)
     return replace(run, ranks=tuple(ranks), others=(core,))
 
@@ -103,6 +110,53 @@ def test_an_answer_that_was_given_names_nobody(cluster_of: ClusterOf) -> None:
     run = _service(cluster_of, _sent("execute_model", answers=1), answered, IDLE)
 
     assert _verdict(run) == ("hung", "rpc_stalled", (), (0,))
+
+
+HELD: Acts = {**IDLE, "dequeue": (50.0, 60.0, *WAITS)}
+"""A worker that took what was sent at 60 s, and has not come back."""
+
+
+def _given_up(until: float) -> Acts:
+    """Return what an engine notes that waited for an answer until then, and rests since.
+
+    It takes such a request in while it waits for requests.
+    """
+    sent = _sent("add_lora")
+    return {**sent, "dequeue": (60.0, until, None, 0), "input": (40.0, None, None, 0)}
+
+
+def test_a_worker_whose_engine_no_longer_waits_is_named(cluster_of: ClusterOf) -> None:
+    """A timeout of vLLM's ended the engine's wait, not the worker's."""
+    answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
+
+    run = _service(cluster_of, _given_up(65.0), answered, HELD)
+    assert _verdict(run) == ("hung", "rpc_stalled", (1,), ())
+    just_now = _service(cluster_of, _given_up(95.0), answered, HELD)
+    assert _verdict(just_now)[1:] == (None, (), ())
+
+
+def test_a_worker_that_works_for_an_engine_at_rest_is_late(cluster_of: ClusterOf) -> None:
+    busy: Acts = {**HELD, "cpu": (60.0, None, None, 39_000_000)}
+
+    run = _service(cluster_of, _given_up(65.0), IDLE, busy)
+    assert _verdict(run) == ("unknown", "late", (1,), ())
+
+
+def test_a_worker_that_owes_no_answer_is_at_rest(cluster_of: ClusterOf) -> None:
+    rests: Acts = {**_given_up(61.0), "enqueue": (60.0, 60.0, "execute_model", 1)}
+    answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
+
+    assert _verdict(_service(cluster_of, rests, answered, IDLE)) == ("ok", None, (), ())
+
+
+def test_a_worker_that_is_at_an_earlier_call_took_none_since(cluster_of: ClusterOf) -> None:
+    answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
+    earlier = {**HELD, "dequeue": (10.0, 20.0, *WAITS)}
+    run = _service(cluster_of, _sent("add_lora"), answered, earlier)
+
+    (found,) = unanswered(Case(run))
+    assert found.workers == {0: Came.ANSWERED, 1: Came.EARLIER}
+    assert _verdict(run) == ("hung", "rpc_stalled", (1,), ())
 
 
 def test_a_worker_at_work_is_late(cluster_of: ClusterOf) -> None:
@@ -378,20 +432,54 @@ def test_a_worker_in_a_receive_keeps_its_engine_waiting(cluster_of: ClusterOf) -
     cluster = cluster_of(2)
     cluster.history()
     cluster.post([1], "pp:0", "recv", peer=0, done=False)
-    inside: Acts = {**IDLE, "dequeue": (50.0, 60.0, *WAITS)}
-    run = cluster.run()
-    ranks = [
-        _with(replace(rank, labels={"engine": "0"}), acts)
-        for rank, acts in zip(run.ranks, (IDLE, inside), strict=True)
-    ]
-    process = replace(run.ranks[0], rank=-1, pid=2000, logs={}, p2p={}, labels={"engine": "0"})
-    core = replace(_with(process, _sent("execute_model", answers=2)), details={"role": "engine"})
-    found = diagnose(replace(run, ranks=tuple(ranks), others=(core,)))
+    run = _of_one_engine(cluster.run(), _sent("execute_model", answers=2), IDLE, HELD)
+    found = diagnose(run)
 
     causes = {one.kind for one in found.findings if one.role == "cause"}
     assert found.status == "hung"
     assert "rpc_stalled" not in causes
     assert 1 not in found.diverging_ranks
+
+
+BEGAN = {"enqueue": (60.0, 60.0, "execute_model", 1), "dequeue": (60.0, None, None, 0)}
+
+
+@pytest.mark.parametrize("begins", ["both", "neither", "one"])
+def test_a_worker_that_has_not_begun_the_step_of_a_call_is_named(
+    cluster_of: ClusterOf, begins: str
+) -> None:
+    """Of two workers in one step, either may be at fault; one in an earlier step is held up."""
+    cluster = cluster_of(2)
+    for number in (1, 2):
+        for tracer in cluster.tracers:
+            tracer.step(number, tokens=1)
+        cluster.history()
+    for tracer in cluster.tracers[: {"neither": 0, "one": 1, "both": 2}[begins]]:
+        tracer.step(3, tokens=1)
+    cluster.post([0], "tp:0", done=False)
+    run = _of_one_engine(cluster.run(), BEGAN, HELD, HELD)
+
+    named = ((1,), ()) if begins == "one" else ((), (0, 1))
+    assert _verdict(run) == ("hung", "not_joined", *named)
+
+
+@pytest.mark.parametrize(
+    ("taken", "named"),
+    [(((50.0, 60.0), (50.0, 59.0)), ((1,), ())), (((50.0, 59.0), (50.0, 59.0)), ((), (0, 1)))],
+    ids=["one", "both"],
+)
+def test_a_worker_that_is_still_at_an_earlier_call_of_its_engine_is_named(
+    cluster_of: ClusterOf,
+    taken: tuple[tuple[float, float], ...],
+    named: tuple[tuple[int, ...], ...],
+) -> None:
+    cluster = cluster_of(2)
+    cluster.history()
+    cluster.post([0], "tp:0", done=False)
+    workers: list[Acts] = [{"dequeue": (*each, *WAITS)} for each in taken]
+
+    run = _of_one_engine(cluster.run(), BEGAN, *workers)
+    assert _verdict(run) == ("hung", "not_joined", *named)
 
 
 @pytest.mark.parametrize(("apart", "status"), [(3, "ok"), (30, "unknown")])

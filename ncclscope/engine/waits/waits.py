@@ -65,6 +65,7 @@ class Waits:
         self._ranks = run.by_rank
         self._least: dict[str, int] = {}
         self._passed: dict[tuple[str, int], bool] = {}
+        self._left: dict[tuple[str, int], bool] = {}
         self._threads: dict[tuple[int, str], frozenset[int]] = {}
 
     @cached_property
@@ -400,7 +401,9 @@ class Waits:
                 if not known:
                     pending = log.call(log.first)  # all completed calls were overwritten
             elif pending is not None and not (
-                known and reports_completion(log, pending) and not self._went_past(rank, pending)
+                known
+                and reports_completion(log, pending, self._any_went_on)
+                and not self._went_past(rank, pending)
             ):
                 # The backend reports no completion: calls that all have posted count as completed.
                 seq = max(self._posted_by_all(key) + 1, pending.seq if known else log.first)
@@ -427,6 +430,17 @@ class Waits:
             if known and log.call(done).position > call.position:
                 return True
         return False
+
+    def _any_went_on(self, call: Call) -> bool:
+        """Return whether a member posted calls on any communicator behind a call."""
+        key, seq = call.comm, call.seq
+        if (key, seq) not in self._left:
+            self._left[key, seq] = any(
+                rank.went_on(log.call(seq))
+                for rank in self._run.members(key)
+                if (log := rank.logs[key]).first <= seq <= log.calls
+            )
+        return self._left[key, seq]
 
     def _unjoined(self, key: str, log: CallLog, first: int) -> Call | None:
         """Return the first pending call, where the completion of eager calls is reported.

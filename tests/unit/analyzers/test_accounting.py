@@ -219,3 +219,13 @@ def test_peers_that_are_through_are_not_missing_in_a_round_too_many(
 ) -> None:
     """A rank posted a round twice, and its last calls find no peer: these were named as well."""
     assert _causes(seed, number) == [("extra_call", [guilty], [], "likely")]
+
+
+def test_a_call_that_ranks_have_gone_on_from_is_not_what_they_wait_in() -> None:
+    """Ranks 0 to 2 wait for rank 3 in a barrier, behind the first broadcast of its line."""
+    assert _causes(1203, 13947) == [("not_joined", [3], [], "certain")]
+
+
+def test_a_call_is_no_wait_because_others_of_its_operation_were_waited_for() -> None:
+    """Ranks 0 and 1 were said to be in a broadcast of a line that nobody had waited for."""
+    assert _causes(1202, 8570) == [("dead_rank", [2], [], "certain")]

@@ -174,12 +174,19 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
             found.append(as_consequence(one) if follows else one)
     open_ranks = repair - _named(found)
     if alone is not None and open_ranks <= graph.awaited:
-        found = [*(_held_up_by(case, graph, rank) for rank in sorted(open_ranks)), *found]
+        # Who has ended will not come; others may, unless all have waited for long.
+        absent = [n for n in sorted(open_ranks) if case.stalled or _has_ended(case, graph, n)]
+        found = [*(_held_up_by(case, graph, rank) for rank in absent), *found]
     if not any(one.role == "cause" for one in found) and len(graph.cheapest) > 1:
         found = [_either(case, graph), *found]
     if explained:
         found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
     return [_unless_rivals(case, graph, one) if one.role == "cause" else one for one in found]
+
+
+def _has_ended(case: Case, graph: WaitGraph, number: int) -> bool:
+    rank = case.run.by_rank.get(number)
+    return rank is None or number in graph.gone or case.how_it_ended(rank) is not None
 
 
 def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
@@ -442,6 +449,13 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         proof = prove(case, graph, causes) or proof
     if proof is None:
         return list(findings)
+    # A connection that was lost shows that another process ended, for which no rival accounts.
+    judged = all(map(_is_wait, causes)) and not any(map(ended_by_peers, case.run.ranks))
+    rival = proof.rival if proof.held and judged else None
+    if rival is not None and graph.explains({rival[0]}):
+        either = sorted({*proof.ranks, rival[0]})
+        findings = [one.undecided(either) if one in causes else one for one in findings]
+        causes = [one for one in findings if one.role == "cause"]
     lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
     if proof.held:
         lines.append(Doubt.STILL_WAIT.of(proof.held))

@@ -229,3 +229,12 @@ def test_a_call_that_ranks_have_gone_on_from_is_not_what_they_wait_in() -> None:
 def test_a_call_is_no_wait_because_others_of_its_operation_were_waited_for() -> None:
     """Ranks 0 and 1 were said to be in a broadcast of a line that nobody had waited for."""
     assert _causes(1202, 8570) == [("dead_rank", [2], [], "certain")]
+
+
+def test_a_rank_is_not_late_after_milliseconds_beside_one_that_has_exited() -> None:
+    assert _causes(1203, 322) == [("dead_rank", [3], [], "likely")]
+
+
+def test_a_rank_whose_repair_releases_less_than_a_rival_is_not_named() -> None:
+    """Rank 2 posted a call too many; with rank 1, which was named, all others would still wait."""
+    assert _causes(1205, 14874) == [("not_joined", [], [1, 2], "ambiguous")]

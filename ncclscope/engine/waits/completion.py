@@ -65,15 +65,18 @@ def reports_completion(
     return bool(alike) and all(one.state is State.COMPLETED for one in alike)
 
 
-def held_in(rank: Rank, log: CallLog) -> Call | None:
-    """Return the barrier that blocks a thread of a rank, where its newest call is one."""
+def held_in(rank: Rank, log: CallLog, went_on: Callable[[Call], bool]) -> Call | None:
+    """Return the newest call of a log, where it blocks a thread of its rank: as barriers do."""
     call = log.call(log.calls) if log.first <= log.calls else None
-    if call is None or call.op not in BARRIERS or call.state is State.COMPLETED or call.captured:
+    if call is None or call.state is State.COMPLETED or call.captured or call.replay is not None:
         return None
-    went_on = rank.went_on(call) or any(
+    if rank.went_on(call) or any(
         precedes(call, transfer) for transfer in rank.last_transfers().values()
-    )
-    return None if went_on or call.replay is not None else call
+    ):
+        return None
+    is_nccl = "nccl" in log.communicator.backend
+    blocks = call.op in BARRIERS or (is_nccl and reports_completion(log, call, went_on))
+    return call if blocks else None
 
 
 def was_left(rank: Rank, call: Call) -> bool:

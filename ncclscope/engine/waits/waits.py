@@ -407,7 +407,9 @@ class Waits:
             ):
                 # The backend reports no completion: calls that all have posted count as completed.
                 seq = max(self._posted_by_all(key) + 1, pending.seq if known else log.first)
-                pending = log.call(seq) if seq <= log.calls else held_in(rank, log)
+                pending = (
+                    log.call(seq) if seq <= log.calls else held_in(rank, log, self._any_went_on)
+                )
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
             elif pending is not None:

@@ -453,7 +453,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
     judged = all(map(_is_wait, causes)) and not any(map(ended_by_peers, case.run.ranks))
     rival = proof.rival if proof.held and judged else None
     if rival is not None and graph.explains({rival[0]}):
-        either = sorted({*proof.ranks, rival[0]})
+        either = sorted({*proof.ranks, rival[0]}.union(*graph.cheapest))
         findings = [one.undecided(either) if one in causes else one for one in findings]
         causes = [one for one in findings if one.role == "cause"]
     lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone

@@ -434,13 +434,17 @@ class Waits:
         return False
 
     def _any_went_on(self, call: Call) -> bool:
-        """Return whether a member posted calls on any communicator behind a call."""
+        """Return whether a rank posted calls on any communicator behind a call, or its like.
+
+        Its like is the newest call of another communicator from the same line.
+        """
         key, seq = call.comm, call.seq
         if (key, seq) not in self._left:
             self._left[key, seq] = any(
-                rank.went_on(log.call(seq))
-                for rank in self._run.members(key)
-                if (log := rank.logs[key]).first <= seq <= log.calls
+                rank.went_on(one)
+                for rank in self._ranks.values()
+                for log in rank.logs.values()
+                if (one := _like(log, call)) is not None
             )
         return self._left[key, seq]
 
@@ -563,3 +567,12 @@ def _finished(rank: Rank, key: str) -> int | None:
 def _reports_completion(rank: Rank, key: str) -> bool:
     """Return whether a rank's input reports the completion of each call on a communicator."""
     return bool(rank.details.get("tells")) or _finished(rank, key) is not None
+
+
+def _like(log: CallLog, call: Call) -> Call | None:
+    """Return the call of a log that is a call, or that another group posted at its line."""
+    seq = call.seq if log.communicator.key == call.comm else log.calls
+    if not log.first <= seq <= log.calls:
+        return None
+    one = log.call(seq)
+    return one if one.comm == call.comm or (one.op, one.site) == (call.op, call.site) else None

@@ -243,3 +243,8 @@ def test_a_rank_whose_repair_releases_less_than_a_rival_is_not_named() -> None:
 def test_who_waits_behind_a_transfer_that_does_not_fit_is_not_named_as_late() -> None:
     """Ranks 4 and 5 wait in a later call of their own, and were said with certainty to be late."""
     assert "not_joined" not in {kind for kind, *_ in _causes(1203, 17257)}
+
+
+def test_a_majority_that_skipped_the_call_of_each_round_proves_nothing() -> None:
+    """Ranks 1 and 2 skipped a call; rank 0, which posted it as always, was named with certainty."""
+    assert _causes(1204, 10952) == [("extra_call", [0], [], "likely")]

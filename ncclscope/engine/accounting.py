@@ -56,18 +56,31 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings in which a rank that is late, beside another cause, is at most likely.
+    """Return findings that are at most likely beside another cause.
 
-    It may wait for a rank of that one, in what is not known to have completed.
+    A rank that is late may wait for a rank of that one, in what is not known to have completed. And
+    ranks whose own calls differ are no part of a majority.
     """
     causes = [one for one in findings if one.role == "cause"]
     found = []
     for one in findings:
-        named = {rank for each in causes if each is not one for rank in each.diverging_ranks}
-        others = named.difference(one.diverging_ranks)
-        sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
-        found.append(one.doubted(Doubt.MAY_WAIT.of(others)) if sure and others else one)
+        rest = [each for each in causes if each is not one]
+        others = _named(rest).difference(one.diverging_ranks)
+        if one.role == "cause" and one.confidence == "certain" and others:
+            differ = _named([each for each in rest if not (each.survived or each.kind in _LATE)])
+            if one.kind == "not_joined":
+                one = one.doubted(Doubt.MAY_WAIT.of(others))
+            elif one.kind != "dead_rank" and _lacks_majority(one, differ):
+                one = one.doubted(Doubt.DIFFER_THEMSELVES.of(differ))
+        found.append(one)
     return found
+
+
+def _lacks_majority(finding: Finding, differ: frozenset[int]) -> bool:
+    """Return whether its peers are no majority without the ranks that differ themselves."""
+    members = frozenset(() if finding.comm is None else finding.comm.ranks)
+    peers = members.difference(finding.diverging_ranks)
+    return bool(peers & differ) and 2 * len(peers - differ) <= len(members)
 
 
 def _joined(case: Case, findings: Sequence[Finding]) -> list[Finding]:

@@ -248,3 +248,8 @@ def test_who_waits_behind_a_transfer_that_does_not_fit_is_not_named_as_late() ->
 def test_a_majority_that_skipped_the_call_of_each_round_proves_nothing() -> None:
     """Ranks 1 and 2 skipped a call; rank 0, which posted it as always, was named with certainty."""
     assert _causes(1204, 10952) == [("extra_call", [0], [], "likely")]
+
+
+def test_a_rank_whose_own_calls_differ_is_no_part_of_a_majority() -> None:
+    """Ranks 0 and 1 each left out calls of their own; rank 2 was named with certainty."""
+    assert ("extra_call", [2], [], "likely") in _causes(1205, 10095)

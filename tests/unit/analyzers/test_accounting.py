@@ -253,3 +253,8 @@ def test_a_majority_that_skipped_the_call_of_each_round_proves_nothing() -> None
 def test_a_rank_whose_own_calls_differ_is_no_part_of_a_majority() -> None:
     """Ranks 0 and 1 each left out calls of their own; rank 2 was named with certainty."""
     assert ("extra_call", [2], [], "likely") in _causes(1205, 10095)
+
+
+def test_a_rank_may_wait_in_a_call_whose_record_is_overwritten() -> None:
+    """Rank 2 waits in a pair for rank 3, which went to the world instead; a thread wrote on."""
+    assert _causes(1202, 9221) == [("not_joined", [2], [], "likely")]

@@ -58,18 +58,19 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings that are at most likely beside another cause.
 
-    A rank that is late may wait for a rank of that one, in what is not known to have completed. And
-    ranks whose own calls differ are no part of a majority.
+    A rank that is late may wait for a rank of that one, or a candidate, in what is not known to
+    have completed. And ranks whose own calls differ are no part of a majority.
     """
     causes = [one for one in findings if one.role == "cause"]
     found = []
     for one in findings:
         rest = [each for each in causes if each is not one]
         others = _named(rest).difference(one.diverging_ranks)
-        if one.role == "cause" and one.confidence == "certain" and others:
+        either = frozenset(rank for each in rest for rank in each.candidate_ranks)
+        if one.role == "cause" and one.confidence == "certain" and (others or either):
             differ = _named([each for each in rest if not (each.survived or each.kind in _LATE)])
             if one.kind == "not_joined":
-                one = one.doubted(Doubt.MAY_WAIT.of(others))
+                one = one.doubted(Doubt.MAY_WAIT.of(others | either))
             elif one.kind != "dead_rank" and _lacks_majority(one, differ):
                 one = one.doubted(Doubt.DIFFER_THEMSELVES.of(differ))
         found.append(one)

@@ -258,3 +258,8 @@ def test_a_rank_whose_own_calls_differ_is_no_part_of_a_majority() -> None:
 def test_a_rank_may_wait_in_a_call_whose_record_is_overwritten() -> None:
     """Rank 2 waits in a pair for rank 3, which went to the world instead; a thread wrote on."""
     assert _causes(1202, 9221) == [("not_joined", [2], [], "likely")]
+
+
+def test_ranks_in_a_transfer_that_may_not_fit_are_not_certainly_late() -> None:
+    """Ranks 0 and 1 wait in it, and were said with certainty to stay away from the others."""
+    assert ("not_joined", [0, 1], [], "likely") in _causes(1301, 3889)

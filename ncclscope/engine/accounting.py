@@ -56,18 +56,32 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings in which a rank that is late, beside another cause, is at most likely.
+    """Return findings that are at most likely beside another cause.
 
-    It may wait for a rank of that one, in what is not known to have completed.
+    A rank that is late may wait for a rank of that one, or a candidate, in what is not known to
+    have completed. And ranks whose own calls differ are no part of a majority.
     """
     causes = [one for one in findings if one.role == "cause"]
     found = []
     for one in findings:
-        named = {rank for each in causes if each is not one for rank in each.diverging_ranks}
-        others = named.difference(one.diverging_ranks)
-        sure = one.role == "cause" and one.kind == "not_joined" and one.confidence == "certain"
-        found.append(one.doubted(Doubt.MAY_WAIT.of(others)) if sure and others else one)
+        rest = [each for each in causes if each is not one]
+        others = _named(rest).difference(one.diverging_ranks)
+        either = frozenset(rank for each in rest for rank in each.candidate_ranks)
+        if one.role == "cause" and one.confidence == "certain" and (others or either):
+            differ = _named([each for each in rest if not (each.survived or each.kind in _LATE)])
+            if one.kind == "not_joined":
+                one = one.doubted(Doubt.MAY_WAIT.of(others | either))
+            elif one.kind != "dead_rank" and _lacks_majority(one, differ):
+                one = one.doubted(Doubt.DIFFER_THEMSELVES.of(differ))
+        found.append(one)
     return found
+
+
+def _lacks_majority(finding: Finding, differ: frozenset[int]) -> bool:
+    """Return whether its peers are no majority without the ranks that differ themselves."""
+    members = frozenset(() if finding.comm is None else finding.comm.ranks)
+    peers = members.difference(finding.diverging_ranks)
+    return bool(peers & differ) and 2 * len(peers - differ) <= len(members)
 
 
 def _joined(case: Case, findings: Sequence[Finding]) -> list[Finding]:
@@ -174,12 +188,19 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
             found.append(as_consequence(one) if follows else one)
     open_ranks = repair - _named(found)
     if alone is not None and open_ranks <= graph.awaited:
-        found = [*(_held_up_by(case, graph, rank) for rank in sorted(open_ranks)), *found]
+        # Who has ended will not come; others may, unless all have waited for long.
+        absent = [n for n in sorted(open_ranks) if case.stalled or _has_ended(case, graph, n)]
+        found = [*(_held_up_by(case, graph, rank) for rank in absent), *found]
     if not any(one.role == "cause" for one in found) and len(graph.cheapest) > 1:
         found = [_either(case, graph), *found]
     if explained:
         found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
     return [_unless_rivals(case, graph, one) if one.role == "cause" else one for one in found]
+
+
+def _has_ended(case: Case, graph: WaitGraph, number: int) -> bool:
+    rank = case.run.by_rank.get(number)
+    return rank is None or number in graph.gone or case.how_it_ended(rank) is not None
 
 
 def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
@@ -442,6 +463,13 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         proof = prove(case, graph, causes) or proof
     if proof is None:
         return list(findings)
+    # A connection that was lost shows that another process ended, for which no rival accounts.
+    judged = all(map(_is_wait, causes)) and not any(map(ended_by_peers, case.run.ranks))
+    rival = proof.rival if proof.held and judged else None
+    if rival is not None and graph.explains({rival[0]}):
+        either = sorted({*proof.ranks, rival[0]}.union(*graph.cheapest))
+        findings = [one.undecided(either) if one in causes else one for one in findings]
+        causes = [one for one in findings if one.role == "cause"]
     lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
     if proof.held:
         lines.append(Doubt.STILL_WAIT.of(proof.held))

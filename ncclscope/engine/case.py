@@ -29,7 +29,7 @@ from ncclscope.engine.sequences.survived import (
 from ncclscope.engine.sequences.swaps import Swap, find_swaps
 from ncclscope.engine.sequences.tie_breaks import (
     broke_pattern,
-    is_new_to_all,
+    is_new_there,
     majority_of_kind,
     suspect_of_pair,
 )
@@ -161,7 +161,7 @@ class Case(Records):
                     found.append(self._of_equal_weight(divergence))
                     break
                 few = divergence.groups[1:]
-                kept = [group for group in few if is_new_to_all(self, divergence, group)]
+                kept = [group for group in few if is_new_there(self, divergence, group)]
                 if kept and majority_of_kind(self, divergence) in kept:
                     # The other replicas did what the smaller side did, as all had before.
                     found += self._undecided(divergence, singled)

@@ -18,6 +18,7 @@ from ncclscope.engine.sequences.habit import (
     in_step,
     is_due,
     known_by,
+    usual_next,
 )
 from ncclscope.engine.sequences.step_rhythm import broke_rhythm
 
@@ -95,8 +96,10 @@ def broke_pattern(records: Records, divergence: Divergence) -> bool:
     return pasts[0] == pasts[1] and expected_next(pasts[0], broke, kept) == kept
 
 
-def is_new_to_all(records: Records, divergence: Divergence, odd: tuple[int, ...]) -> bool:
-    """Return whether a majority posted a call that none had posted, while others kept the order.
+def is_new_there(records: Records, divergence: Divergence, odd: tuple[int, ...]) -> bool:
+    """Return whether a majority left the order in which all posted their calls, and others kept it.
+
+    Its call is one that none had posted, or the one that came next after the others' each time.
 
     Args:
         records: The records.
@@ -108,11 +111,12 @@ def is_new_to_all(records: Records, divergence: Divergence, odd: tuple[int, ...]
     seq = divergence.seq
     if not own.first <= seq <= own.calls or not common.first <= seq <= common.calls:
         return False
-    call, new = own.call(seq), known_by(common.call(seq))
-    if not is_due(own, call):
+    call, new = own.call(seq), common.call(seq)
+    if known_by(call) == known_by(new) or not is_due(own, call):
         return False
     past = own.span(max(own.first, seq - PAST), seq)
-    return all(known_by(one) != new for one in past)
+    is_new = all(known_by(one) != known_by(new) for one in past)
+    return is_new or usual_next(own, seq) == (habit_of(new), new.site)
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

@@ -134,7 +134,7 @@ def _waits_unseen(case: Case, rank: Rank) -> bool:
 
     One that lost a connection had waited for a peer.
     """
-    if ended_by_peers(rank):
+    if ended_by_peers(rank) or _waits_overwritten(case, rank):
         return True
     if any(
         (activity := rank.activities.get(name)) is not None and activity.until_ns is None
@@ -147,6 +147,15 @@ def _waits_unseen(case: Case, rank: Rank) -> bool:
         if "nccl" not in case.run.communicators[key].backend
         for call in calls[-PENDING:]
     )
+
+
+def _waits_overwritten(case: Case, rank: Rank) -> bool:
+    """Return whether a rank's record of a call that a peer has not posted is overwritten."""
+    for key, log in rank.logs.items():
+        posted = min(one.logs[key].calls for one in case.run.members(key))
+        if posted < log.calls and posted + 1 < log.first:
+            return True
+    return False
 
 
 def _put_first(heads: Heads, number: int, call: Call) -> bool:

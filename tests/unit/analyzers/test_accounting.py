@@ -219,3 +219,47 @@ def test_peers_that_are_through_are_not_missing_in_a_round_too_many(
 ) -> None:
     """A rank posted a round twice, and its last calls find no peer: these were named as well."""
     assert _causes(seed, number) == [("extra_call", [guilty], [], "likely")]
+
+
+def test_a_call_that_ranks_have_gone_on_from_is_not_what_they_wait_in() -> None:
+    """Ranks 0 to 2 wait for rank 3 in a barrier, behind the first broadcast of its line."""
+    assert _causes(1203, 13947) == [("not_joined", [3], [], "certain")]
+
+
+def test_a_call_is_no_wait_because_others_of_its_operation_were_waited_for() -> None:
+    """Ranks 0 and 1 were said to be in a broadcast of a line that nobody had waited for."""
+    assert _causes(1202, 8570) == [("dead_rank", [2], [], "certain")]
+
+
+def test_a_rank_is_not_late_after_milliseconds_beside_one_that_has_exited() -> None:
+    assert _causes(1203, 322) == [("dead_rank", [3], [], "likely")]
+
+
+def test_a_rank_whose_repair_releases_less_than_a_rival_is_not_named() -> None:
+    """Rank 2 posted a call too many; with rank 1, which was named, all others would still wait."""
+    assert _causes(1205, 14874) == [("not_joined", [], [1, 2], "ambiguous")]
+
+
+def test_who_waits_behind_a_transfer_that_does_not_fit_is_not_named_as_late() -> None:
+    """Ranks 4 and 5 wait in a later call of their own, and were said with certainty to be late."""
+    assert "not_joined" not in {kind for kind, *_ in _causes(1203, 17257)}
+
+
+def test_a_majority_that_skipped_the_call_of_each_round_proves_nothing() -> None:
+    """Ranks 1 and 2 skipped a call; rank 0, which posted it as always, was named with certainty."""
+    assert _causes(1204, 10952) == [("extra_call", [0], [], "likely")]
+
+
+def test_a_rank_whose_own_calls_differ_is_no_part_of_a_majority() -> None:
+    """Ranks 0 and 1 each left out calls of their own; rank 2 was named with certainty."""
+    assert ("extra_call", [2], [], "likely") in _causes(1205, 10095)
+
+
+def test_a_rank_may_wait_in_a_call_whose_record_is_overwritten() -> None:
+    """Rank 2 waits in a pair for rank 3, which went to the world instead; a thread wrote on."""
+    assert _causes(1202, 9221) == [("not_joined", [2], [], "likely")]
+
+
+def test_ranks_in_a_transfer_that_may_not_fit_are_not_certainly_late() -> None:
+    """Ranks 0 and 1 wait in it, and were said with certainty to stay away from the others."""
+    assert ("not_joined", [0, 1], [], "likely") in _causes(1301, 3889)

@@ -232,16 +232,18 @@ class Verdict:
 def headline(causes: Sequence[Finding]) -> str:
     """Return the summary of the first cause, and those of others on further ranks.
 
-    Causes that name nobody may be the same one.
+    Causes that name nobody may be the same one, and one that names a candidate of another, too.
 
     Args:
         causes: The causes of a verdict, one at least.
     """
     shown, named = [causes[0]], {*causes[0].diverging_ranks}
+    undecided = {*causes[0].candidate_ranks} - named
     for one in causes[1:]:
         ranks = {*one.diverging_ranks}
+        is_apart = named or (ranks and undecided and undecided.isdisjoint(ranks))
         is_new = not ranks <= named if ranks else named.isdisjoint(one.candidate_ranks)
-        if named and is_new:
+        if is_apart and is_new:
             shown.append(one)
             named |= ranks or {*one.candidate_ranks}
     if len(shown) == 1:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ncclscope.engine.coverage import survey
-from ncclscope.engine.verdict import Verdict, diagnose
-from ncclscope.model import Run
+from ncclscope.engine.verdict import Verdict, diagnose, headline
+from ncclscope.model import Finding, Run
 from ncclscope.model.activities import CPU
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Stacks, Thread
 from ncclscope.readers import open_run
@@ -762,3 +762,29 @@ def test_who_is_seen_in_the_loop_has_not_left_it(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == (kind, (2,))
+
+
+@pytest.mark.parametrize(
+    ("named", "candidates", "shown"),
+    [
+        ((3,), (), "first second"),
+        ((1,), (), "first"),
+        ((), (2, 3), "first"),
+    ],
+)
+def test_a_cause_that_names_a_rank_follows_an_undecided_one_of_other_ranks(
+    named: tuple[int, ...], candidates: tuple[int, ...], shown: str
+) -> None:
+    first = Finding(
+        "p2p_mismatch", "first", candidate_ranks=(0, 1), confidence="ambiguous", role="cause"
+    )
+    second = Finding(
+        "dead_rank",
+        "second",
+        diverging_ranks=named,
+        candidate_ranks=candidates,
+        confidence="likely",
+        role="cause",
+    )
+    assert headline([first, second]).endswith(shown)
+    assert headline([first]) == "first"

@@ -8,6 +8,7 @@ import pytest
 
 from ncclscope.model.snapshot import Frame, Stacks, Thread
 from tests.support.snapshots import (
+    C10D,
     elsewhere,
     in_collective,
     judged,
@@ -273,6 +274,24 @@ def test_ranks_that_meet_on_this_host_alone_are_all_here(
 
     assert verdict.cause is not None
     assert (verdict.cause.kind == "dead_rank", verdict.cause.diverging_ranks) == (bool(dead), dead)
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"), [((1, 0), ((), (0, 1))), ((1, 2), ((2, 3), ())), ((), ((2, 3), ()))]
+)
+def test_who_waits_in_a_transfer_with_another_waits_for_no_rank_that_has_ended(
+    sources: tuple[int, ...], expected: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    workers = []
+    for rank in (0, 1):
+        outer, inner = stack(f"train.py:{12 + rank} main", f"{C10D}:2799 recv")
+        inner = replace(inner, peers=sources[rank : rank + 1])
+        here = {"MASTER_ADDR": "127.0.0.1"}
+        workers.append(worker(rank, (outer, inner), world_size=4, environment=here))
+    cause = judged(*workers, gap=12.0).cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.candidate_ranks) == expected
 
 
 @pytest.mark.parametrize(("gap", "status"), [(2.0, "unknown"), (10.0, "hung")])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from ncclscope.engine.processes.frames import TRANSFERS
 from ncclscope.engine.processes.judgement import Judgement, unless_late
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import classify, seen, waiting_text
 from ncclscope.wording.stacks import Seen
+
+
+def may_wait_for(motion: Motion, ranks: Collection[int]) -> bool:
+    """Return whether a rank that waits may do so for some others: not in a transfer with a peer."""
+    peers = motion.frames[-1].peers if motion.op in TRANSFERS else ()
+    return not peers or not {*ranks}.isdisjoint(peers)
 
 
 def judge_gone(

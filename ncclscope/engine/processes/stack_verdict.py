@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ncclscope.engine.processes.ended import judge_gone, judge_stopped, judge_unread
+from ncclscope.engine.processes.ended import judge_gone, judge_stopped, judge_unread, may_wait_for
 from ncclscope.engine.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
 from ncclscope.engine.processes.groups import group_named_by, groups_of, within_groups
 from ncclscope.engine.processes.judgement import (
@@ -67,7 +67,7 @@ def judge_stacks(
     elsewhere = [motion for motion in still if not motion.is_waiting]
     if len(motions) + len(missing) < 2:
         return None
-    if gone:
+    if gone and (not waiting or any(may_wait_for(one, gone) for one in waiting)):
         return judge_gone(gone, waiting, moving, elsewhere, gap)
     if by.get("stopped"):
         return judge_stopped(by["stopped"], waiting, still, moving, gap)

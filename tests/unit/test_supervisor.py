@@ -18,7 +18,7 @@ LATE = 0.5
 
 
 class Reader:
-    """Stands in for the signals of `run`: what each read returns."""
+    """The signals of `run`, by a script: what each read returns."""
 
     def __init__(self, *reads: Sequence[Received]) -> None:
         self._reads: Iterator[Sequence[Received]] = iter(reads)
@@ -28,7 +28,7 @@ class Reader:
 
 
 class Sentinel:
-    """Stands in for the sentinel: what each read of its reports returns."""
+    """The sentinel, by a script: what each read of its reports returns."""
 
     pid = 1 << 22
 

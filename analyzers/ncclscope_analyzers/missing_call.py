@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ncclscope.engine.case import Case
 from ncclscope.engine.findings import from_difference
 from ncclscope.engine.sequences.difference import Difference
+from ncclscope.engine.sequences.replays import replays_left_out
 from ncclscope.model import Finding
 from ncclscope.wording.differences import contrast, graphs_text, subject
 from ncclscope.wording.names import plural
@@ -56,7 +57,7 @@ class MissingCall:
 
 def _summary(case: Case, difference: Difference) -> str:
     who, rounds = subject(case.run, difference), difference.rounds
-    count = plural(difference.first.deleted, "call")
+    count = _count(case, difference)
     if difference.comm.creates_groups:
         return Skip.WITHOUT_GROUP.of(who=who, one=difference)
     if not _is_by_habit(difference) or graphs_text(difference):
@@ -73,6 +74,17 @@ def _summary(case: Case, difference: Difference) -> str:
     if difference.first.deleted > 1:
         them = Skip.FROM_THAT_ON.of(count)
     return Skip.CAME_LATER.of(who=who, one=difference, them=them)
+
+
+def _count(case: Case, difference: Difference) -> str:
+    """Say how many calls were left out, and of how many replays they are the whole."""
+    calls = plural(difference.first.deleted, "call")
+    replays = replays_left_out(case, difference)
+    if not replays:
+        return calls
+    return Skip.REPLAYS.of(
+        replays=plural(replays, "replay"), call=difference.peer_call, calls=calls
+    )
 
 
 def _which(difference: Difference) -> str:

@@ -17,6 +17,7 @@ class Skip(Phrase):
 
     EXTRA = "{who:^} posted {count} on {one.comm} that {one.peers} did not: {contrast}."
     SKIPPED = "{who:^} skipped {count} on {one.comm} and went on: {contrast}.{which}"
+    REPLAYS = "{replays} of graph {call.graph} ({calls})"
     AFTER = "after skipping {}, {} {:agree} again"
     WITHOUT = "without {0:them}, {1} {2:agree} again"
     TOO_EARLY = (

@@ -124,6 +124,28 @@ def other_graph(records: Records, difference: Difference) -> OtherGraph | None:
     return None
 
 
+def replays_left_out(records: Records, difference: Difference) -> int:
+    """Return how many replays of one graph the diverging rank left out; 0 if not whole replays.
+
+    Args:
+        records: The records of all ranks.
+        difference: A difference that begins with calls that a rank left out.
+    """
+    first, seq = difference.first, difference.seq
+    peer = _side(records, difference, difference.peer_call)
+    if peer is None or first.inserted or first.start:
+        return 0
+    graphs = []
+    while seq < difference.seq + first.deleted:
+        block = block_at(*peer, seq)
+        if block is None or block.seq != seq:
+            return 0
+        graphs.append(block.graph)
+        seq += block.calls
+    whole = seq == difference.seq + first.deleted and len(set(graphs)) == 1
+    return len(graphs) if whole else 0
+
+
 def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int) -> list[Edit]:
     """Return the edits between two ranks where whole replays differ.
 

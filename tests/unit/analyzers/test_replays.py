@@ -277,6 +277,7 @@ def test_a_rank_that_skips_a_replay_and_goes_on(cluster_of: ClusterOf) -> None:
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.extent) == ("missing_call", (1,), 62)
     assert cause.seq == 4 * 63 + 1
+    assert "skipped 1 replay of graph 1 (62 calls) on tp:0" in cause.summary
 
 
 def test_a_rank_that_replays_once_more_and_goes_on(cluster_of: ClusterOf) -> None:

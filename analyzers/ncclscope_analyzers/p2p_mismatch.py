@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
+from ncclscope.engine.repairs.graph import Wait, WaitGraph
 from ncclscope.engine.sequences.step_order import LeftOrder, left_order
 from ncclscope.engine.waits.open_transfers import may_come, unanswered
 from ncclscope.engine.waits.stopped_ends import short_rank, stopped_end
@@ -93,7 +94,9 @@ class P2pMismatch:
         cycle = waiting_cycle(case, found)
         in_cycle = {rank for rank, _ in cycle}
         waiting = {transfer.rank for transfer in found}
-        for place, transfer in enumerate(found):
+        waits = (Wait(one.rank, one.call, frozenset({one.peer})) for one in found)
+        behind = WaitGraph(waits).behind(waiting)
+        for transfer in found:
             if frozenset((transfer.rank, transfer.peer)) in unfit:
                 continue
             if transfer.rank in in_cycle:
@@ -101,8 +104,8 @@ class P2pMismatch:
                 if transfer.rank == min(in_cycle & waiting):
                     yield self._cycle(case, self._missing(case, transfer, "cause"), cycle)
             else:
-                led = transfer.peer in waiting and (place > 0 or bool(cycle))
-                missing = self._missing(case, transfer, "consequence" if led else "cause")
+                role = "consequence" if transfer.rank in behind else "cause"
+                missing = self._missing(case, transfer, role)
                 late = may_come(case, [transfer.peer])
                 yield replace(missing, hangs=late or None)
 

@@ -42,6 +42,20 @@ def test_a_cycle_has_as_many_repairs_as_ranks() -> None:
     assert sorted(map(sorted, graph.cheapest)) == [[0], [1]]
 
 
+def test_ranks_of_a_chain_are_behind_the_cycle_at_its_end() -> None:
+    """Rank 0 waits for 1, which waits for 2; ranks 2 and 3 wait for each other."""
+    graph = WaitGraph([wait(0, 1), wait(1, 2), wait(2, 3), wait(3, 2)])
+
+    assert graph.behind([0, 1, 2, 3]) == {0, 1, 3}
+    assert graph.behind([0, 3]) == {0}
+
+
+def test_a_rank_that_also_waits_for_one_at_work_is_behind_nobody() -> None:
+    graph = WaitGraph([wait(0, 1, 2), wait(1, 2)])
+
+    assert graph.behind([0, 1]) == frozenset()
+
+
 def test_a_call_of_two_kinds_completes_without_the_fewer() -> None:
     graph = WaitGraph([wait(rank) for rank in range(4)], [Unfit("world", 7, ((0, 1, 3), (2,)))])
 

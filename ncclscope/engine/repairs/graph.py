@@ -172,6 +172,31 @@ class WaitGraph:
                     going.append(follower)
         return frozenset(rank for rank, count in free.items() if count == len(self.waiting[rank]))
 
+    def behind(self, ranks: Collection[int]) -> frozenset[int]:
+        """Return those of some waiting ranks that wait for others at the end of their chain.
+
+        Of ranks that wait for each other, the lowest of these is not behind the rest.
+        """
+        ahead = {rank: self._ahead_of(rank) & self.waiting.keys() for rank in self.waiting}
+        found = set()
+        for rank in ranks:
+            cycle = {one for one in ahead[rank] if rank in ahead[one]}
+            awaited = frozenset().union(*(wait.awaited for wait in self.waiting[rank]))
+            if awaited <= self.waiting.keys() and (
+                ahead[rank] - cycle or min(cycle.intersection(ranks)) < rank
+            ):
+                found.add(rank)
+        return frozenset(found)
+
+    def _ahead_of(self, rank: int) -> frozenset[int]:
+        """Return the ranks for which a rank waits, directly or through others."""
+        seen, ends = set[int](), [rank]
+        while ends:
+            for wait in self.waiting.get(ends.pop(), ()):
+                ends += wait.awaited - seen
+                seen |= wait.awaited
+        return frozenset(seen)
+
     def explains(self, repaired: Collection[int]) -> bool:
         """Return whether a repair of some ranks accounts for all that waits, and for all ends.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.damaged import has_damaged_transfers
+from ncclscope.engine.repairs.graph import Wait, WaitGraph
 from ncclscope.engine.waits.transfers import (
     is_led_elsewhere,
     is_partial,
@@ -85,10 +86,23 @@ def unanswered(case: Case, analyzer: str, *, led: bool) -> Iterable[Finding]:
         (end,) = ends
         yield _finding(case, analyzer, found, "consequence" if led else "cause", (end,))
         return
-    for place, transfer in enumerate(found):
-        behind = led or transfer.is_led or (place > 0 and waiting.issuperset(transfer.peers))
-        finding = _finding(case, analyzer, [transfer], "consequence" if behind else "cause")
+    behind = _newest_waits(case, found).behind(waiting)
+    for transfer in found:
+        is_cause = not (led or transfer.is_led or transfer.rank in behind)
+        finding = _finding(case, analyzer, [transfer], "cause" if is_cause else "consequence")
         yield _unless_idle(transfer, finding)
+
+
+def _newest_waits(case: Case, found: Sequence[OpenTransfer]) -> WaitGraph:
+    """Return who waits for whom in the newest calls: these transfers, others, and collectives."""
+    waits = {number: (one.call, one.awaited) for number, one in case.waits.pending_calls.items()}
+    for rank in case.run.ranks:
+        call = rank.last_call(transfers=True)
+        if is_in_transfer(rank) and call is not None:
+            comm = case.run.communicators[call.comm]
+            waits[rank.rank] = call, _peers(case, comm, rank.rank, call)
+    waits |= {one.rank: (one.call, one.peers) for one in found}
+    return WaitGraph(Wait(rank, call, frozenset(peers)) for rank, (call, peers) in waits.items())
 
 
 def _unless_idle(transfer: OpenTransfer, finding: Finding) -> Finding:

@@ -536,6 +536,31 @@ def test_a_send_without_a_receive_names_both_after_an_overwrite(tmp_path: Path) 
     assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (1, 2))
 
 
+def test_ranks_that_wait_for_each_other_are_the_cause_at_the_end_of_a_chain(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 waits for 1, which waits for 2; ranks 2 and 3 each wait for the other's half."""
+    cluster = Cluster(tmp_path / "rings", 4, capacity=1024)
+    cluster.history("pp:0")
+    for _ in range(300):
+        for rank, peer in ((0, 1), (1, 2), (2, 3)):
+            _transfer(cluster, rank, peer, rows=4, received=4)
+            _transfer(cluster, peer, rank, rows=4, received=4)
+    for rank, peer in ((0, 1), (1, 2), (2, 3), (3, 2)):
+        _send(cluster, rank, peer, done=False)
+
+    run = cluster.run()
+    findings = diagnose(run).findings
+
+    assert all(rank.lost for rank in run.ranks if rank.rank in (1, 2))
+    assert {(one.role, one.candidate_ranks) for one in findings} == {
+        ("cause", (2, 3)),
+        ("consequence", (0, 1)),
+        ("consequence", (1, 2)),
+        ("consequence", (2, 3)),
+    }
+
+
 def test_a_send_to_another_stage_is_named_within_a_cycle_of_waits(cluster_of: ClusterOf) -> None:
     """A pipeline of four: rank 1 sends to rank 3 what rank 2 waits for, and rank 3 for rank 2."""
     cluster = cluster_of(4)

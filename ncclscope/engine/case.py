@@ -55,6 +55,8 @@ AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
+_COMPARED = 64
+"""Newest common calls of two ranks whose times are compared."""
 MOST_SURVIVED = 8
 """Differences of one communicator after which all went on, each of which is a finding."""
 
@@ -451,21 +453,36 @@ class Case(Records):
         return least if later and gap and self.may_have_ended_before(rank, later) else None
 
     def may_have_ended_before(self, rank: Rank, others: Iterable[int]) -> bool:
-        """Return False where one clock shows that a process lived as long as others.
+        """Return False where one clock, or two that agree, show a process lived as long as others.
 
         Otherwise its last call may just have been later than theirs.
         """
-        boot, seen = rank.details.get("boot_id"), rank.last_seen_ns
-        beside = [self.run.by_rank[number] for number in others]
+        seen = rank.last_seen_ns
         return not any(
-            boot
-            and seen is not None
-            and one.details.get("boot_id") == boot
+            seen is not None
             and one.last_seen_ns is not None
             and abs(one.last_seen_ns - seen) < DEAD_SECONDS * 1e9
-            for one in beside
+            and _have_one_time(rank, one)
+            for one in map(self.run.by_rank.__getitem__, others)
         )
 
     def kinds(self) -> Sequence[str]:
         """Return the kinds of communicators, in order of appearance."""
         return list(dict.fromkeys(comm.kind for comm in self.run.communicators.values()))
+
+
+def _have_one_time(rank: Rank, other: Rank) -> bool:
+    """Return whether two processes are of one host, or posted a common call at one time."""
+    boot = rank.details.get("boot_id")
+    if boot and boot == other.details.get("boot_id"):
+        return True
+    for key in rank.logs.keys() & other.logs.keys():
+        logs = rank.logs[key], other.logs[key]
+        stop = min(log.calls for log in logs) + 1
+        start = max(stop - _COMPARED, *(log.first for log in logs))
+        if start < stop and any(
+            one.time_ns and two.time_ns and abs(one.time_ns - two.time_ns) < DEAD_SECONDS * 1e9
+            for one, two in zip(*(log.span(start, stop) for log in logs), strict=True)
+        ):
+            return True
+    return False

@@ -76,6 +76,28 @@ def test_dead_rank_is_recognised_by_its_heartbeat(cluster_of: ClusterOf) -> None
     assert any("stopped by a signal" in line for line in verdict.cause.inferred)
 
 
+@pytest.mark.parametrize(("lived", "kind"), [(560.0, "not_joined"), (500.0, "dead_rank")])
+def test_a_rank_that_came_late_to_a_call_lived_as_long_as_its_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lived: float, kind: str
+) -> None:
+    """Calls before were posted at one time on all hosts, so that their clocks agree."""
+    now = 10**18
+    monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: now)
+    cluster = Cluster(tmp_path / "rings", 8)
+    cluster.history(backend="nccl")
+    others = [rank for rank in cluster.everybody if rank != 5]
+    cluster.post(others, "tp:0", "all_reduce", backend="nccl")
+    cluster.post(others, "tp:0", "all_gather", done=False, backend="nccl")
+    now += 40 * 10**9
+    cluster.post([5], "tp:0", "all_reduce", backend="nccl")
+
+    cause = cluster.verdict(quiet={**dict.fromkeys(others, 600.0), 5: lived}).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == (kind, (5,))
+
+
 @pytest.mark.parametrize("entered", [False, True])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_process_that_exists_is_not_called_dead(

@@ -63,8 +63,8 @@ def finish_with(fault: str) -> Act:
 
 def done_at_rest(service: Service, replica: int = 0) -> int:
     """Return how much an engine had done when it last began to rest, as `note_rest` counts it."""
-    # An engine that notes it anew has emptied the file for a moment.
-    return int(service.switch.with_name(f"rest{replica}").read_text() or 0)
+    note = service.switch.with_name(f"rest{replica}")
+    return int(note.read_text()) if note.exists() else 0
 
 
 def stop(title: str, number: signal.Signals = signal.SIGSTOP) -> Act:

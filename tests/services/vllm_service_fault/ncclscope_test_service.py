@@ -123,7 +123,10 @@ def _note_request(_: str, _engine: Any, request: Any, *_more: Any) -> None:
 
 def _note_rest(_: str, engine: Any) -> None:
     done = getattr(engine, "current_wave", len(_TAKEN))
-    _order().with_name(f"rest{getattr(engine, 'dp_rank', 0)}").write_text(str(done))
+    note = _order().with_name(f"rest{getattr(engine, 'dp_rank', 0)}")
+    draft = note.with_suffix(".draft")
+    draft.write_text(str(done))
+    draft.rename(note)
 
 
 def _hold_engines(fault: str, engine: Any, *_: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
-from tests.services.acts import ask, ask_with, stop, wait_until
+from tests.services.acts import ask, ask_with, done_at_rest, finish_with, stop, wait_until
 from tests.services.case import Case, Moment, Truth
 from tests.services.service import Service
 
@@ -23,8 +23,7 @@ def _ask_in_grammar(service: Service) -> None:
 
 def _stop_coordinator(service: Service) -> None:
     """Stop it once both engines rest: those that still run would take the request unasked."""
-    rests = [service.switch.with_name(f"rest{replica}") for replica in (0, 1)]
-    wait_until(lambda: all(rest.read_text() not in ("", "0") for rest in rests))
+    wait_until(lambda: all(done_at_rest(service, replica) > 0 for replica in (0, 1)))
     service.signal("DPCoordinator", signal.SIGSTOP)
     service.ask(replica=0)
 
@@ -139,10 +138,10 @@ CASES = [
                     kinds=("rpc_stalled",),
                     process=ENGINE,
                 ),
-                ask_with("hold_output"),
+                finish_with("hold_output"),
             )
         ],
-        faults=["hold_output"],
+        faults=["hold_output", "note_rest"],
     ),
     Case(
         "coordinator_stopped",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from tests.services.acts import ask_with, stop
+from tests.services.acts import finish_with, stop
 from tests.services.case import Case, Moment, Truth, healthy
 from tests.services.service import SERVER, Service
 
@@ -93,10 +93,10 @@ CASES = [
                     "the API server's task that takes the engine's answers waits for ever, and its "
                     "event loop goes on; the engine has made all tokens"
                 ),
-                ask_with("hold_answers"),
+                finish_with("hold_answers"),
             )
         ],
-        faults=["hold_answers"],
+        faults=["hold_answers", "note_rest"],
     ),
     Case(
         "pause_never_resumed",

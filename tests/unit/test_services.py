@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.services import acts
 from tests.services.case import Truth, healthy
 from tests.services.cases import CASES
 from tests.services.score import judge
@@ -69,3 +72,33 @@ def test_cases_have_a_truth_that_can_be_missed() -> None:
         assert truths
         for truth in filter(None, truths):
             assert truth.is_healthy or judge(document("ok"), truth, PIDS) != "right"
+
+
+def test_act_lasts_until_the_engine_has_run_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow engine still works when a fast one has long been at rest, so that nothing hangs."""
+    rest = tmp_path / "rest0"
+    done: list[str] = []
+    rest.write_text("1")
+    looked = iter(["1", "1", "2"])
+
+    def pause(_: float) -> None:
+        assert done == ["hold_output", "ask"]
+        rest.write_text(next(looked))
+
+    monkeypatch.setattr("tests.services.acts.time.sleep", pause)
+    service: Any = SimpleNamespace(
+        switch=tmp_path / "fault", plant=done.append, ask=lambda: done.append("ask")
+    )
+
+    acts.finish_with("hold_output")(service)
+
+    assert done == ["hold_output", "ask"]
+    assert next(looked, None) is None
+
+
+def test_cases_whose_engine_has_made_all_tokens_wait_for_it() -> None:
+    for name in ("answers_held", "engine_output_held"):
+        assert "note_rest" in CASES[name].faults
+        assert CASES[name].moments[0].act.__qualname__.startswith("finish_with")

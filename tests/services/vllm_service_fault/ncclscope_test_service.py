@@ -17,8 +17,9 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | ``hold_engines`` | engine 1 | before a call of all engines |
 | ``leave_engines`` | engine 1 | leaves out such a call, and rests |
 
-``note_rest`` is no fault: each engine of several writes how many waves it has ended into the file
-`rest` and its number, beside that of the fault, whenever it begins to wait for requests.
+``note_rest`` is no fault: each engine writes how much it has done into the file `rest` and its
+number, beside that of the fault, whenever it begins to wait for requests. Of several engines that
+is how many waves it has ended, of a single one how many requests it has taken and finished.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ POLL_SECONDS = 0.1
 _FAULTS = list(filter(None, os.environ.get("NCCLSCOPE_TEST_FAULTS", "").split(",")))
 """Those that may be ordered: what is left as it is has vLLM's own stacks."""
 _PLANTED: list[bool] = []
+_TAKEN: list[str] = []
+"""The ids of the requests that an engine has taken."""
 
 
 def register() -> None:
@@ -53,7 +56,8 @@ def _plant_in_engine() -> None:
     _before("hold_grammar", StructuredOutputManager, "_create_grammar", _hold)
     _before("hold_input", EngineCoreProc, "preprocess_add_request", _hold)
     _before("hold_output", EngineCoreProc, "process_output_sockets", _watch_output)
-    _before("note_rest", DPEngineCoreProc, "_notify_idle_state_callbacks", _note_rest)
+    _before("note_rest", EngineCoreProc, "add_request", _note_request)
+    _before("note_rest", EngineCoreProc, "_notify_idle_state_callbacks", _note_rest)
     _before("hold_engines", DPEngineCoreProc, "_has_global_unfinished_reqs", _hold_engines)
     _instead(
         "leave_engines",
@@ -113,8 +117,16 @@ def _raise(fault: str, *_: Any) -> None:
         raise RuntimeError("planted")
 
 
+def _note_request(_: str, _engine: Any, request: Any, *_more: Any) -> None:
+    _TAKEN.append(request.request_id)
+
+
 def _note_rest(_: str, engine: Any) -> None:
-    _order().with_name(f"rest{engine.dp_rank}").write_text(str(engine.current_wave))
+    done = getattr(engine, "current_wave", len(_TAKEN))
+    note = _order().with_name(f"rest{getattr(engine, 'dp_rank', 0)}")
+    draft = note.with_suffix(".draft")
+    draft.write_text(str(done))
+    draft.rename(note)
 
 
 def _hold_engines(fault: str, engine: Any, *_: Any) -> None:

@@ -350,11 +350,18 @@ def test_a_job_that_was_killed_at_once_did_not_hang(tmp_path: Path) -> None:
     assert killed(tmp_path, dict.fromkeys(range(SIZE), -0.5)).status == "ok"
 
 
-def late(directory: Path, boot: str) -> Verdict:
-    """Return the verdict on a job that was killed just after rank 3 had posted a call late."""
+def late(directory: Path, boot: str, ahead: int = 0) -> Verdict:
+    """Return the verdict on a job that was killed just after rank 3 had posted a call late.
+
+    Args:
+        directory: Where the traces go.
+        boot: What names the boot of the host of each rank.
+        ahead: Seconds by which the clock of rank 3 is ahead at its first call.
+    """
     began = 10**18
     for rank in range(SIZE):
         posted = began + (50_000_000_000 if rank == 3 else 0)
+        first = began + (ahead * 1_000_000_000 if rank == 3 else 0)
         lines: list[dict[str, object]] = [
             {
                 "ncclscope_trace": 1,
@@ -365,7 +372,7 @@ def late(directory: Path, boot: str) -> Verdict:
             }
             | {"last_seen_ns": began + 50_100_000_000, "started_ns": began},
             {"comm": "k", "label": "world", "ranks": list(range(SIZE)), "backend": "gloo"},
-            {"call": "barrier", "comm": "k", "t_ns": began, "state": "completed"},
+            {"call": "barrier", "comm": "k", "t_ns": first, "state": "completed"},
             {"call": "all_reduce", "comm": "k", "t_ns": posted, "state": "scheduled"},
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -377,15 +384,17 @@ def late(directory: Path, boot: str) -> Verdict:
     return diagnose(replace(run, ranks=tuple(ranks)))
 
 
-def test_a_rank_that_came_late_has_not_ended_before_its_peers(tmp_path: Path) -> None:
-    verdict = late(tmp_path, "one")
+@pytest.mark.parametrize("boot", ["one", ""])
+def test_a_rank_that_came_late_has_not_ended_before_its_peers(tmp_path: Path, boot: str) -> None:
+    """All are of one host, or posted the call before at one time."""
+    verdict = late(tmp_path, boot)
 
     assert verdict.cause is None
     assert "heartbeat" not in verdict.summary
 
 
 def test_without_a_common_clock_its_heartbeat_counts_from_its_last_call(tmp_path: Path) -> None:
-    cause = late(tmp_path, "").cause
+    cause = late(tmp_path, "", ahead=10).cause
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))

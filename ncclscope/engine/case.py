@@ -479,10 +479,12 @@ def _have_one_time(rank: Rank, other: Rank) -> bool:
     for key in rank.logs.keys() & other.logs.keys():
         logs = rank.logs[key], other.logs[key]
         stop = min(log.calls for log in logs) + 1
-        start = max(stop - _COMPARED, *(log.first for log in logs))
-        if start < stop and any(
-            one.time_ns and two.time_ns and abs(one.time_ns - two.time_ns) < DEAD_SECONDS * 1e9
-            for one, two in zip(*(log.span(start, stop) for log in logs), strict=True)
-        ):
+        start = min(stop, max(stop - _COMPARED, *(log.first for log in logs)))
+        mine, theirs = (
+            {call.seq: call.time_ns for call in log.span(start, stop) if call.time_ns}
+            for log in logs
+        )
+        both = mine.keys() & theirs.keys()
+        if any(abs(mine[seq] - theirs[seq]) < DEAD_SECONDS * 1e9 for seq in both):
             return True
     return False

@@ -50,6 +50,12 @@ def test_ranks_of_a_chain_are_behind_the_cycle_at_its_end() -> None:
     assert graph.behind([0, 3]) == {0}
 
 
+def test_a_chain_of_a_hundred_thousand_ranks_is_followed_once() -> None:
+    ring = [wait(rank, (rank + 1) % 100_000) for rank in range(100_000)]
+
+    assert len(WaitGraph(ring).behind(range(100_000))) == 99_999
+
+
 def test_a_rank_that_also_waits_for_one_at_work_is_behind_nobody() -> None:
     graph = WaitGraph([wait(0, 1, 2), wait(1, 2)])
 

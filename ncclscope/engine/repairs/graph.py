@@ -177,25 +177,25 @@ class WaitGraph:
 
         Of ranks that wait for each other, the lowest of these is not behind the rest.
         """
-        ahead = {rank: self._ahead_of(rank) & self.waiting.keys() for rank in self.waiting}
-        found = set()
+        edges = {
+            rank: frozenset().union(*(wait.awaited for wait in waits))
+            for rank, waits in self.waiting.items()
+        }
+        cycle_of = _cycles(edges)
+        lowest: dict[int, int] = {}
         for rank in ranks:
-            cycle = {one for one in ahead[rank] if rank in ahead[one]}
-            awaited = frozenset().union(*(wait.awaited for wait in self.waiting[rank]))
-            if awaited <= self.waiting.keys() and (
-                ahead[rank] - cycle or min(cycle.intersection(ranks)) < rank
-            ):
-                found.add(rank)
-        return frozenset(found)
-
-    def _ahead_of(self, rank: int) -> frozenset[int]:
-        """Return the ranks for which a rank waits, directly or through others."""
-        seen, ends = set[int](), [rank]
-        while ends:
-            for wait in self.waiting.get(ends.pop(), ()):
-                ends += wait.awaited - seen
-                seen |= wait.awaited
-        return frozenset(seen)
+            lowest[cycle_of[rank]] = min(rank, lowest.get(cycle_of[rank], rank))
+        led = {
+            cycle_of[rank]
+            for rank, awaited in edges.items()
+            if any(cycle_of.get(one, cycle_of[rank]) != cycle_of[rank] for one in awaited)
+        }
+        return frozenset(
+            rank
+            for rank in ranks
+            if edges[rank] <= edges.keys()
+            and (cycle_of[rank] in led or lowest[cycle_of[rank]] < rank)
+        )
 
     def explains(self, repaired: Collection[int]) -> bool:
         """Return whether a repair of some ranks accounts for all that waits, and for all ends.
@@ -298,3 +298,36 @@ class WaitGraph:
             one.seq > call.seq or one.fits_without(repaired)
             for one in self._unfit_of.get(call.comm, ())
         )
+
+
+def _cycles(edges: Mapping[int, Collection[int]]) -> dict[int, int]:
+    """Return for each rank one that it waits for and that waits for it, the same for all of these.
+
+    Source: Kosaraju's algorithm for strongly connected components, in linear time.
+    """
+    order, seen = list[int](), set[int]()
+    back: dict[int, list[int]] = {rank: [] for rank in edges}
+    for start in edges:
+        path = [] if start in seen else [(start, iter(edges[start]))]
+        seen.add(start)
+        while path:
+            rank, rest = path[-1]
+            for one in rest:
+                if one in edges:
+                    back[one].append(rank)
+                    if one not in seen:
+                        seen.add(one)
+                        path.append((one, iter(edges[one])))
+                        break
+            else:
+                order.append(rank)
+                path.pop()
+    found: dict[int, int] = {}
+    for start in reversed(order):
+        ahead = [start]
+        while ahead:
+            rank = ahead.pop()
+            if rank not in found:
+                found[rank] = start
+                ahead += back[rank]
+    return found

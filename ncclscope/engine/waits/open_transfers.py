@@ -100,7 +100,8 @@ def _newest_waits(case: Case, found: Sequence[OpenTransfer]) -> WaitGraph:
         call = rank.last_call(transfers=True)
         if is_in_transfer(rank) and call is not None:
             comm = case.run.communicators[call.comm]
-            waits[rank.rank] = call, _peers(case, comm, rank.rank, call)
+            if rank.rank in comm.ranks:  # a foreign file may say anything
+                waits[rank.rank] = call, _peers(case, comm, rank.rank, call)
     waits |= {one.rank: (one.call, one.peers) for one in found}
     return WaitGraph(Wait(rank, call, frozenset(peers)) for rank, (call, peers) in waits.items())
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
-from ncclscope.engine.repairs.graph import Wait, WaitGraph
 from ncclscope.engine.sequences.step_order import LeftOrder, left_order
-from ncclscope.engine.waits.open_transfers import may_come, unanswered
+from ncclscope.engine.waits.open_transfers import behind_others, may_come, unanswered
 from ncclscope.engine.waits.stopped_ends import short_rank, stopped_end
 from ncclscope.engine.waits.transfers import (
     Pair,
@@ -63,6 +62,7 @@ class P2pMismatch:
         for transfer in found:
             if transfer.is_led:
                 yield self._missing(case, transfer, "consequence")
+        behind = behind_others(case, found)
         found = [transfer for transfer in found if not transfer.is_led]
         yield from unanswered(case, self.name, led=bool(found or unfit))
         if not unfit:
@@ -94,8 +94,6 @@ class P2pMismatch:
         cycle = waiting_cycle(case, found)
         in_cycle = {rank for rank, _ in cycle}
         waiting = {transfer.rank for transfer in found}
-        waits = (Wait(one.rank, one.call, frozenset({one.peer})) for one in found)
-        behind = WaitGraph(waits).behind(waiting)
         for transfer in found:
             if frozenset((transfer.rank, transfer.peer)) in unfit:
                 continue

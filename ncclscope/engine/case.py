@@ -43,6 +43,7 @@ from ncclscope.engine.waits.endings import (
     without_note,
 )
 from ncclscope.engine.waits.noted import doing, raised
+from ncclscope.engine.waits.open_transfers import is_in_transfer
 from ncclscope.engine.waits.order import Moment, Order
 from ncclscope.engine.waits.posting_order import PostingOrder
 from ncclscope.engine.waits.waits import PendingCall, Waits
@@ -399,10 +400,11 @@ class Case(Records):
 
     @cached_property
     def waiting(self) -> frozenset[int]:
-        """Ranks that wait in a call, at a store, or for their peers to join."""
+        """Ranks that wait in a call or transfer, at a store, or for their peers to join."""
         notes = {rank.rank: doing(rank) for rank in self.run.ranks}
         noted = (number for number, one in notes.items() if one is not None and not one.is_work)
-        return frozenset((*self.waits.pending_calls, *noted))
+        transfers = (rank.rank for rank in self.run.ranks if is_in_transfer(rank))
+        return frozenset((*self.waits.pending_calls, *noted, *transfers))
 
     def lost_by_peers(self, rank: Rank) -> bool:
         """Return whether peers failed because a process was gone; see :mod:`.waits.endings`."""

@@ -6,13 +6,14 @@ the first ones. The newest call of a rank still shows that it waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.damaged import has_damaged_transfers
 from ncclscope.engine.repairs.graph import Wait, WaitGraph
 from ncclscope.engine.waits.transfers import (
+    StuckTransfer,
     is_led_elsewhere,
     is_partial,
     pairs,
@@ -86,14 +87,20 @@ def unanswered(case: Case, analyzer: str, *, led: bool) -> Iterable[Finding]:
         (end,) = ends
         yield _finding(case, analyzer, found, "consequence" if led else "cause", (end,))
         return
-    behind = _newest_waits(case, found).behind(waiting)
+    behind = _newest_waits(case, ((one.rank, one.call, one.peers) for one in found)).behind(waiting)
     for transfer in found:
         is_cause = not (led or transfer.is_led or transfer.rank in behind)
         finding = _finding(case, analyzer, [transfer], "cause" if is_cause else "consequence")
         yield _unless_idle(transfer, finding)
 
 
-def _newest_waits(case: Case, found: Sequence[OpenTransfer]) -> WaitGraph:
+def behind_others(case: Case, found: Sequence[StuckTransfer]) -> frozenset[int]:
+    """Return the ranks in stuck transfers that wait for others at the end of their chain."""
+    waits = _newest_waits(case, ((one.rank, one.call, (one.peer,)) for one in found))
+    return waits.behind({one.rank for one in found if not one.is_led})
+
+
+def _newest_waits(case: Case, known: Iterable[tuple[int, Call, Collection[int]]]) -> WaitGraph:
     """Return who waits for whom in the newest calls: these transfers, others, and collectives."""
     waits = {number: (one.call, one.awaited) for number, one in case.waits.pending_calls.items()}
     for rank in case.run.ranks:
@@ -102,7 +109,7 @@ def _newest_waits(case: Case, found: Sequence[OpenTransfer]) -> WaitGraph:
             comm = case.run.communicators[call.comm]
             if rank.rank in comm.ranks:  # a foreign file may say anything
                 waits[rank.rank] = call, _peers(case, comm, rank.rank, call)
-    waits |= {one.rank: (one.call, one.peers) for one in found}
+    waits |= {rank: (call, peers) for rank, call, peers in known}
     return WaitGraph(Wait(rank, call, frozenset(peers)) for rank, (call, peers) in waits.items())
 
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from ncclscope.engine.repairs.departures import keeps_to_rounds
 from ncclscope.engine.waits.open_transfers import is_in_transfer
-from ncclscope.engine.waits.transfers import StuckTransfer, is_stopped, pairs
+from ncclscope.engine.waits.transfers import (
+    Pair,
+    StuckTransfer,
+    is_stopped,
+    pairs,
+    waiting_cycle,
+)
 from ncclscope.model import Fact, Finding
 from ncclscope.wording.names import who_text
 from ncclscope.wording.p2p import Half
@@ -58,8 +64,9 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
 
     Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
     no transfer itself, unless it waits in the collective that its rounds predict. Where one rank
-    waits, all other ranks have reached the transfer whose half it lacks. Where all chains run into
-    a cycle, its number of transfers differs from that of all others, which is the same.
+    waits, or the ranks of a collective wait for those of transfers, all other pairs at its distance
+    have reached the transfer whose half it lacks. Where all chains run into a cycle, its number of
+    transfers differs from that of all others, which is the same.
 
     Returns:
         The rank, and the reason; None where no rank is identified.
@@ -77,7 +84,9 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
         if end in case.waits.heads and keeps_to_rounds(case.run.by_rank[end]):
             return None
         behind = () if is_inside else case.waits.ends.get(end, ())
-        if len({*awaited[end], *behind}) > 1:
+        # Ranks that are in a collective, too, may wait there for one that left it out.
+        is_cycle = end in case.waits.heads and bool(waiting_cycle(case, found))
+        if len({*awaited[end], *behind}) > 1 and not is_cycle:
             return end, str(Half.WAITS_IN_NONE)
         return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
     if ends:
@@ -93,14 +102,25 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
 
 
 def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
-    """Return the rank that lacks its half of a transfer which all others have reached."""
+    """Return the rank that lacks its half of a transfer which all pairs at its distance reached."""
     pair, rank = transfer.pair, transfer.peer
     theirs = max(len(pair.sends), len(pair.receives))
-    reached = _furthest(case, set(pair.comm.ranks) - {rank})
-    others = [count for count in reached.values() if count]
-    if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
+    others = [
+        max(len(one.sends), len(one.receives))
+        for one in pairs(case)
+        if (one.sender, one.receiver) != (pair.sender, pair.receiver)
+        and one.comm == pair.comm
+        and _distance(one) == _distance(pair)
+    ]
+    if transfer.number == 1 or not others or set(others) != {theirs}:
         return None
     return rank, Half.SHORT_OF.of(min(len(pair.sends), len(pair.receives)), theirs)
+
+
+def _distance(pair: Pair) -> int:
+    """Return how many places after its sender a receiver is, beginning again after the last."""
+    ranks = pair.comm.ranks
+    return (ranks.index(pair.receiver) - ranks.index(pair.sender)) % len(ranks)
 
 
 def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:

@@ -1,0 +1,54 @@
+"""Chains of sends, receives and collectives: the cause is at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+
+def _pipeline(cluster: Cluster, ranks: Sequence[int], *, done: bool = True) -> None:
+    """Hand a batch on from each rank to the next one."""
+    for rank in ranks:
+        if rank:
+            cluster.post([rank], "pp", "recv", peer=rank - 1, site="stage.py:4", done=done)
+        if rank < cluster.size - 1 and done:
+            cluster.post([rank], "pp", "send", peer=rank + 1, site="stage.py:5")
+
+
+def _named(cluster: Cluster) -> list[tuple[str, tuple[int, ...]]]:
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+    return [(one.kind, one.diverging_ranks or one.candidate_ranks) for one in causes]
+
+
+def test_a_chain_leads_on_through_a_receive_whose_sender_is_in_a_collective(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 2 makes a call that rank 1 does not. What ranks 3 and 4 lack comes after it."""
+    cluster = cluster_of(5)
+    for _ in range(2):
+        _pipeline(cluster, cluster.everybody)
+        cluster.post([1, 2], "pair", members=[1, 2], site="stage.py:9")
+    _pipeline(cluster, [0, 1])
+    cluster.post([1], "pp", "send", peer=2, site="stage.py:5", done=False)
+    cluster.post([2], "pair", members=[1, 2], site="stage.py:9", done=False)
+    _pipeline(cluster, [3, 4], done=False)
+
+    assert [ranks for _, ranks in _named(cluster) if {3, 4} & {*ranks}] == []
+
+
+def test_a_chain_behind_a_rank_without_a_record_is_not_the_cause_where_another_ends(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 1 leaves out a send. Rank 3, whose record is missing, waits like all others."""
+    cluster = cluster_of(6)
+    for _ in range(3):
+        _pipeline(cluster, cluster.everybody)
+    _pipeline(cluster, [0])
+    cluster.post([1], "pp", "recv", peer=0, site="stage.py:4")
+    _pipeline(cluster, [2, 3, 4, 5], done=False)
+    cluster.tracers[3].ring.path.unlink()
+
+    assert _named(cluster) == [("p2p_mismatch", (1, 2))]

@@ -6,7 +6,7 @@ the first ones. The newest call of a rank still shows that it waits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,7 @@ def behind_others(case: Case, found: Sequence[StuckTransfer]) -> frozenset[int]:
     return waits.behind({one.rank for one in found if not one.is_led})
 
 
-def _newest_waits(case: Case, known: Iterable[tuple[int, Call, Collection[int]]]) -> WaitGraph:
+def _newest_waits(case: Case, known: Iterable[tuple[int, Call, tuple[int, ...]]]) -> WaitGraph:
     """Return who waits for whom in the newest calls: these transfers, others, and collectives."""
     waits = {number: (one.call, one.awaited) for number, one in case.waits.pending_calls.items()}
     for rank in case.run.ranks:

@@ -140,14 +140,15 @@ def _is_same(one: Finding, other: Finding) -> bool:
 
 
 def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
-    """Return findings about the ranks that are gone without a word, if all others wait for them."""
+    """Return findings about the ranks that have ended, if all others wait for them."""
     waiting = [case.run.by_rank[number] for number in graph.waiting]
     still = [rank.rank for rank in waiting if not ended_by_peers(rank)]
-    if not waiting or not graph.gone or graph.gone != graph.awaited - graph.waiting.keys():
+    ends = graph.awaited - graph.waiting.keys()
+    if not ends or ends != graph.gone | graph.abnormal:
         return []
-    if not graph.explains(graph.gone) or (still and case.longest_common_quiet(still) is None):
+    if not graph.explains(ends) or (still and case.longest_common_quiet(still) is None):
         return []
-    return [_held_up_by(case, graph, number) for number in sorted(graph.gone)]
+    return [_held_up_by(case, graph, number) for number in sorted(ends)]
 
 
 def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
@@ -171,6 +172,8 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     explained = bool(repair and graph.waits) and graph.released(repair) == graph.waiting.keys()
     if explained:
         findings = _promoted(findings, repair)
+    elif len(graph.cheapest) > 1:
+        findings = [_unless_beside(graph, one) for one in findings]
     open_ranks = repair - _named(findings)
     late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
     found = []
@@ -269,15 +272,30 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     return None
 
 
+def _unless_beside(graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding as a consequence that is about no rank whose repair releases all."""
+    if finding.role != "cause" or not _is_wait(finding):
+        return finding
+    about = {*finding.diverging_ranks, *finding.candidate_ranks}
+    is_beside = about.isdisjoint(frozenset().union(*graph.cheapest))
+    return as_consequence(finding) if is_beside else finding
+
+
 def _is_behind(graph: WaitGraph, finding: Finding) -> bool:
-    """Return whether ranks do not wait in a call that does not complete, but in earlier ones."""
-    ranks = {*finding.candidate_ranks}
-    if finding.kind != "stalled" or finding.comm is None or not ranks <= graph.waiting.keys():
+    """Return whether a rank does not wait in a call that does not complete, but in an earlier one.
+
+    Its peers, which may be in the call, wait for it.
+    """
+    if finding.kind != "stalled" or finding.comm is None:
         return False
-    calls = [wait.call for rank in ranks for wait in graph.waiting[rank]]
     if any(call is not None and call.op in P2P_OPS for call in (finding.odd, finding.peers)):
         return False
-    return all((call.comm, call.seq) != (finding.comm.key, finding.seq) for call in calls)
+    where = finding.comm.key, finding.seq
+    return any(
+        all((wait.call.comm, wait.call.seq) != where for wait in graph.waiting[rank])
+        for rank in finding.comm.ranks
+        if rank in graph.waiting
+    )
 
 
 def _either(case: Case, graph: WaitGraph) -> Finding:

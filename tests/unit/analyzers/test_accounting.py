@@ -263,3 +263,43 @@ def test_a_rank_may_wait_in_a_call_whose_record_is_overwritten() -> None:
 def test_ranks_in_a_transfer_that_may_not_fit_are_not_certainly_late() -> None:
     """Ranks 0 and 1 wait in it, and were said with certainty to stay away from the others."""
     assert ("not_joined", [0, 1], [], "likely") in _causes(1301, 3889)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (4364, ("p2p_mismatch", [], [5, 6], "ambiguous")),
+        (4758, ("order_cycle", [], [2, 3], "ambiguous")),
+    ],
+)
+def test_no_cause_is_about_ranks_beside_those_whose_repair_releases_all(
+    number: int, expected: tuple[str, list[int], list[int], str]
+) -> None:
+    """Rank 0, whose transfers wait for others, was named or a candidate; a call was stalled."""
+    assert _causes(1401, number) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "ended"), [(1508, 9442, 2), (1508, 18039, 1), (1509, 18779, 0)]
+)
+def test_ranks_wait_for_who_has_ended_in_transfers_without_numbers(
+    seed: int, number: int, ended: int
+) -> None:
+    """Their rings had overwritten the first transfers, and nobody was recorded to wait."""
+    assert _causes(seed, number) == [("dead_rank", [ended], [], "likely")]
+
+
+@pytest.mark.parametrize(
+    ("seed", "number"),
+    [
+        (1204, 11020),  # killed; only rank 3 exchanged transfers with it
+        (1202, 15705),
+        (1510, 8688),
+        (1205, 2291),  # failed, in a call that others did not come to
+    ],
+)
+def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
+    seed: int, number: int
+) -> None:
+    """All members had posted all calls, and the call itself was said not to complete."""
+    assert _causes(seed, number) == [("dead_rank", [4], [], "likely")]

@@ -52,7 +52,7 @@ class Half(Phrase):
         "reached {}"
     )
     SHORT_OF = (
-        "it has posted {} of them, and all other pairs at that distance have reached transfer {}"
+        "it has posted {} of them, and all others have reached transfer {} with their neighbours"
     )
 
 

@@ -95,9 +95,17 @@ def unanswered(case: Case, analyzer: str, *, led: bool) -> Iterable[Finding]:
 
 
 def behind_others(case: Case, found: Sequence[StuckTransfer]) -> frozenset[int]:
-    """Return the ranks in stuck transfers that wait for others at the end of their chain."""
-    waits = _newest_waits(case, ((one.rank, one.call, (one.peer,)) for one in found))
-    return waits.behind({one.rank for one in found if not one.is_led})
+    """Return the ranks in stuck transfers that wait for others at the end of their chain.
+
+    Where each waits for a rank in what is not stuck, the last of a chain is behind no other.
+    """
+    known = [(one.rank, one.call, (one.peer,)) for one in found]
+    ranks = {one.rank for one in found if not one.is_led}
+    behind = _newest_waits(case, known).behind(ranks)
+    if not ranks <= behind:
+        return behind
+    own = (Wait(rank, call, frozenset(peers)) for rank, call, peers in known if rank in ranks)
+    return WaitGraph(own).behind(ranks)
 
 
 def _newest_waits(case: Case, known: Iterable[tuple[int, Call, tuple[int, ...]]]) -> WaitGraph:

@@ -64,7 +64,7 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
 
     Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
     no transfer itself, unless it waits in the collective that its rounds predict. Where one rank
-    waits, or the ranks of a collective wait for those of transfers, all other pairs at its distance
+    waits, or ranks of a collective wait for those of transfers and the reverse, all other ranks
     have reached the transfer whose half it lacks. Where all chains run into a cycle, its number of
     transfers differs from that of all others, which is the same.
 
@@ -84,11 +84,12 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
         if end in case.waits.heads and keeps_to_rounds(case.run.by_rank[end]):
             return None
         behind = () if is_inside else case.waits.ends.get(end, ())
-        # Ranks that are in a collective, too, may wait there for one that left it out.
-        is_cycle = end in case.waits.heads and bool(waiting_cycle(case, found))
-        if len({*awaited[end], *behind}) > 1 and not is_cycle:
+        own = next(transfer for transfer in found if transfer.peer == end)
+        if end in case.waits.heads and waiting_cycle(case, found):
+            return None if _is_ahead(case, own.pair) else _short_of_one(case, own)
+        if len({*awaited[end], *behind}) > 1:
             return end, str(Half.WAITS_IN_NONE)
-        return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
+        return _short_of_one(case, own)
     if ends:
         return None
     reached = _furthest(case, {*waiting, *awaited})
@@ -102,19 +103,25 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
 
 
 def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
-    """Return the rank that lacks its half of a transfer which all pairs at its distance reached."""
+    """Return the rank that lacks its half of a transfer which all others have reached."""
     pair, rank = transfer.pair, transfer.peer
     theirs = max(len(pair.sends), len(pair.receives))
-    others = [
-        max(len(one.sends), len(one.receives))
-        for one in pairs(case)
-        if (one.sender, one.receiver) != (pair.sender, pair.receiver)
-        and one.comm == pair.comm
-        and _distance(one) == _distance(pair)
-    ]
-    if transfer.number == 1 or not others or set(others) != {theirs}:
+    reached = _furthest(case, set(pair.comm.ranks) - {rank})
+    others = [count for count in reached.values() if count]
+    if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
         return None
     return rank, Half.SHORT_OF.of(min(len(pair.sends), len(pair.receives)), theirs)
+
+
+def _is_ahead(case: Case, pair: Pair) -> bool:
+    """Return whether a pair at its distance has come to a collective after fewer transfers."""
+    return any(
+        max(len(one.sends), len(one.receives)) < max(len(pair.sends), len(pair.receives))
+        for one in pairs(case)
+        if one.comm == pair.comm
+        and _distance(one) == _distance(pair)
+        and {one.sender, one.receiver} <= case.waits.heads.keys()
+    )
 
 
 def _distance(pair: Pair) -> int:

@@ -61,12 +61,14 @@ _TABLE = [
     Program(
         "ddp_hook_warmup", "torch",
         "rank 2 is one step longer in the warmup of its hook: all_reduce instead of all_gather",
-        (2,), (*ORDER, *ABSENT, "extra_call"),
+        # All wait in one line of backward(), for calls that the reducer posts in C++.
+        (2,), (*ORDER, *ABSENT, "extra_call"), undecided_untraced=_ALL,
     ),
     Program(
         "oom_retry_halves", "torch",
         "rank 5 splits one batch, and so has one all_reduce more before the next broadcast",
-        (5,), (*ALONE, *ORDER), world=6,
+        # Four peers have left the broadcast and are in the line of rank 5; stacks show no counts.
+        (5,), (*ALONE, *ORDER), undecided_untraced=_SIX, world=6,
     ),
     Program(
         "chunked_loss_local_len", "torch",
@@ -94,8 +96,9 @@ _TABLE = [
     Program(
         "kv_transfer_abort", "torch",
         "rank 3 leaves out a request with its recv and its sums; ranks 0, 1 and 2 run it",
-        # Stacks show neither peers nor tags.
-        (3,), (*PIPELINE, *ORDER, "stalled"), undecided_untraced=_ALL, unknown_in=(UNTRACED,),
+        # Tags alone show which request is meant, and no ring holds them; stacks show no peers.
+        (3,), (*PIPELINE, *ORDER, "stalled"), undecided=(1, 3), undecided_in=(WATCH, DIAGNOSE),
+        undecided_untraced=_ALL, unknown_in=(UNTRACED,),
     ),
     Program(
         "weight_bucket_count", "torch",

@@ -20,6 +20,8 @@ from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 from tests.corpus.strangers3.truth import STORIES as STORIES3
 from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
 from tests.corpus.strangers4.truth import STORIES as STORIES4
+from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
+from tests.corpus.strangers5.truth import STORIES as STORIES5
 
 
 def document(
@@ -39,7 +41,9 @@ def document(
     }
 
 
-@pytest.mark.parametrize("programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3, STRANGERS4])
+@pytest.mark.parametrize(
+    "programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3, STRANGERS4, STRANGERS5]
+)
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
     (folder,) = {program.folder for program in programs.values()}
     assert sorted(programs) == sorted(path.stem for path in (SOURCES / folder).glob("*.py"))
@@ -52,6 +56,7 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS2, STORIES2),
         (STRANGERS3, STORIES3),
         (STRANGERS4, STORIES4),
+        (STRANGERS5, STORIES5),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -66,6 +71,7 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS2.values(),
         *STRANGERS3.values(),
         *STRANGERS4.values(),
+        *STRANGERS5.values(),
     ],
     ids=lambda program: program.name,
 )

@@ -24,6 +24,7 @@ from tests.corpus.strangers.truth import PROGRAMS as STRANGERS
 from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
 from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
+from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
 
 __all__ = ["KNOWN", "main"]
 
@@ -33,8 +34,9 @@ _SETS = {
     "strangers2": STRANGERS2,
     "strangers3": STRANGERS3,
     "strangers4": STRANGERS4,
+    "strangers5": STRANGERS5,
 }
-KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4
+KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4 | STRANGERS5
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 

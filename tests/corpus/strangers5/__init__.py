@@ -1,0 +1,1 @@
+"""A fifth set of programs whose truth was written by somebody who does not know the verdicts."""

@@ -171,6 +171,8 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     explained = bool(repair and graph.waits) and graph.released(repair) == graph.waiting.keys()
     if explained:
         findings = _promoted(findings, repair)
+    elif len(graph.cheapest) > 1:
+        findings = [_unless_beside(graph, one) for one in findings]
     open_ranks = repair - _named(findings)
     late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
     found = []
@@ -184,7 +186,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
         elif alone is not None and open_ranks:
             found.append(_settled(graph, one, alone))
         else:
-            follows = explained or _is_behind(graph, one)
+            follows = explained or _is_behind(case, graph, one)
             found.append(as_consequence(one) if follows else one)
     open_ranks = repair - _named(found)
     if alone is not None and open_ranks <= graph.awaited:
@@ -269,15 +271,31 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     return None
 
 
-def _is_behind(graph: WaitGraph, finding: Finding) -> bool:
-    """Return whether ranks do not wait in a call that does not complete, but in earlier ones."""
-    ranks = {*finding.candidate_ranks}
-    if finding.kind != "stalled" or finding.comm is None or not ranks <= graph.waiting.keys():
+def _unless_beside(graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding as a consequence that is about no rank whose repair releases all."""
+    if finding.role != "cause" or not _is_wait(finding):
+        return finding
+    about = {*finding.diverging_ranks, *finding.candidate_ranks}
+    is_beside = about.isdisjoint(frozenset().union(*graph.cheapest))
+    return as_consequence(finding) if is_beside else finding
+
+
+def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:
+    """Return whether a rank does not wait in a call that does not complete, but in an earlier one.
+
+    Its peers, which may be in the call, wait for it.
+    """
+    comm, seq = finding.comm, finding.seq
+    if finding.kind != "stalled" or comm is None or seq is None:
         return False
-    calls = [wait.call for rank in ranks for wait in graph.waiting[rank]]
     if any(call is not None and call.op in P2P_OPS for call in (finding.odd, finding.peers)):
         return False
-    return all((call.comm, call.seq) != (finding.comm.key, finding.seq) for call in calls)
+    for rank in {*comm.ranks} & graph.waiting.keys():
+        log = case.run.by_rank[rank].logs[comm.key]
+        place = log.call(seq).position if log.first <= seq <= log.calls else -1
+        if all(wait.call.position < place for wait in graph.waiting[rank]):
+            return True
+    return False
 
 
 def _either(case: Case, graph: WaitGraph) -> Finding:

@@ -263,3 +263,17 @@ def test_a_rank_may_wait_in_a_call_whose_record_is_overwritten() -> None:
 def test_ranks_in_a_transfer_that_may_not_fit_are_not_certainly_late() -> None:
     """Ranks 0 and 1 wait in it, and were said with certainty to stay away from the others."""
     assert ("not_joined", [0, 1], [], "likely") in _causes(1301, 3889)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (4364, ("p2p_mismatch", [], [5, 6], "ambiguous")),
+        (4758, ("order_cycle", [], [2, 3], "ambiguous")),
+    ],
+)
+def test_no_cause_is_about_ranks_beside_those_whose_repair_releases_all(
+    number: int, expected: tuple[str, list[int], list[int], str]
+) -> None:
+    """Rank 0, whose transfers wait for others, was named or a candidate; a call was stalled."""
+    assert _causes(1401, number) == [expected]

@@ -140,14 +140,15 @@ def _is_same(one: Finding, other: Finding) -> bool:
 
 
 def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
-    """Return findings about the ranks that are gone without a word, if all others wait for them."""
+    """Return findings about the ranks that have ended, if all others wait for them."""
     waiting = [case.run.by_rank[number] for number in graph.waiting]
     still = [rank.rank for rank in waiting if not ended_by_peers(rank)]
-    if not waiting or not graph.gone or graph.gone != graph.awaited - graph.waiting.keys():
+    ends = graph.awaited - graph.waiting.keys()
+    if not ends or ends != graph.gone | graph.abnormal:
         return []
-    if not graph.explains(graph.gone) or (still and case.longest_common_quiet(still) is None):
+    if not graph.explains(ends) or (still and case.longest_common_quiet(still) is None):
         return []
-    return [_held_up_by(case, graph, number) for number in sorted(graph.gone)]
+    return [_held_up_by(case, graph, number) for number in sorted(ends)]
 
 
 def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:

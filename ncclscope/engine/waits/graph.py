@@ -67,6 +67,7 @@ def wait_graph(case: Case) -> WaitGraph:
         _put_first(heads, number, transfer.call)
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
+    _await_the_gone(case, heads, halves, vanished)
     waits = []
     for number, call in ((number, call) for number, calls in heads.items() for call in calls):
         if case.waits.is_outside(number) or number in unseen or number in vanished:
@@ -259,6 +260,22 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
         elif "nccl" in case.run.communicators[first.comm].backend:
             found[number] = halves[:1]
     return found
+
+
+def _await_the_gone(
+    case: Case, heads: Heads, halves: dict[int, list[Half]], vanished: Collection[int]
+) -> None:
+    """Add the pending transfers with processes that have ended: whatever their number, none ends.
+
+    Not on NCCL, which shows of no transfer that it is pending.
+    """
+    ended = {rank.rank for rank in case.run.ranks if case.how_it_ended(rank)}.union(vanished)
+    for rank in case.run.ranks if ended else ():
+        for call in _open_with_tags(case, rank) if rank.rank not in ended else ():
+            other, own = peer_of(call, case.run.communicators[call.comm]), halves.get(rank.rank, [])
+            if other in ended and all(half[0] != call for half in own):
+                halves[rank.rank] = [*own, (call, other, None)]
+                _put_first(heads, rank.rank, call)
 
 
 def _open_with_tags(case: Case, rank: Rank) -> Iterator[Call]:

@@ -277,3 +277,13 @@ def test_no_cause_is_about_ranks_beside_those_whose_repair_releases_all(
 ) -> None:
     """Rank 0, whose transfers wait for others, was named or a candidate; a call was stalled."""
     assert _causes(1401, number) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "ended"), [(1508, 9442, 2), (1508, 18039, 1), (1509, 18779, 0)]
+)
+def test_ranks_wait_for_who_has_ended_in_transfers_without_numbers(
+    seed: int, number: int, ended: int
+) -> None:
+    """Their rings had overwritten the first transfers, and nobody was recorded to wait."""
+    assert _causes(seed, number) == [("dead_rank", [ended], [], "likely")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -10,13 +10,15 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.engine.processes.motion import starved
+from ncclscope.engine.repairs.queued import Enqueued, up_to
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.model import Call, Communicator, Finding, Rank, State
-from ncclscope.wording.names import plural
+from ncclscope.wording.names import call_there, plural
 from ncclscope.wording.stacks import starved_text
 from ncclscope.wording.stalls import Stall
 
+_SHOWN = 4
 _BEFORE = 64
 """Calls before one that are searched for an earlier one of its line."""
 
@@ -132,6 +134,8 @@ class Stalled:
     def _finding(
         self, case: Case, comm: Communicator, call: Call, time: object, proof: str
     ) -> Finding:
+        before = list(up_to(case, call))
+        lacking = [one for one in before if not one.is_whole]
         agreement, reason = _agreement(case, comm)
         slow = starved(case.run.snapshot)
         reasons = [
@@ -139,7 +143,7 @@ class Stalled:
             _crossed(case, call),
             reason,
         ]
-        return Finding(
+        finding = Finding(
             kind=self.name,
             summary=Stall.NONE_COMPLETED.of(comm=comm, call=call, time=time, agreement=agreement),
             comm=comm,
@@ -155,6 +159,7 @@ class Stalled:
             ),
             inferred=tuple(filter(None, reasons)),
         )
+        return _queued(case, finding, call, time, before) if lacking else finding
 
     def _before(self, case: Case, comm: Communicator, call: Call, seconds: float) -> Finding:
         """Describe a call that all ranks have posted and no device has reached."""
@@ -222,6 +227,35 @@ class Stalled:
                 continue  # it was enqueued, and nobody waits for it
             if set(comm.ranks) <= _places(case, call).keys():
                 yield comm, call
+
+
+def _queued(
+    case: Case, finding: Finding, call: Call, time: object, before: Sequence[Enqueued]
+) -> Finding:
+    """Return a finding on a call that may be behind others, whose parts are not all posted."""
+    lacking = sorted(
+        (one for one in before if not one.is_whole), key=lambda one: one.call.time_ns or 0
+    )
+    first, ranks = lacking[0], {*finding.candidate_ranks}.union(*(one.parts for one in before))
+    where = call_there(case.run.communicators[first.call.comm], first.call)
+    return replace(
+        finding.undecided(sorted(ranks)),
+        summary=Stall.MAY_BE_BEHIND.of(
+            comm=finding.comm, call=call, time=time, first=where, rank=first.rank
+        ),
+        evidence=(
+            *finding.evidence,
+            *(
+                Stall.BEHIND.of(
+                    rank=one.rank,
+                    call=call_there(case.run.communicators[one.call.comm], one.call),
+                    parts=one.parts,
+                )
+                for one in lacking[:_SHOWN]
+            ),
+        ),
+        inferred=(),
+    )
 
 
 def _heads(case: Case) -> Iterator[Call]:

@@ -42,6 +42,13 @@ class Stall(Phrase):
         "All ranks of {comm} have posted call {call.seq}, {call}, and none has completed it "
         "{time}: {agreement}, the call itself does not complete."
     )
+    MAY_BE_BEHIND = (
+        "All ranks of {comm} have posted call {call.seq}, {call}, and none has completed it "
+        "{time}. It may be queued behind {first} of rank {rank}, which is not known to complete."
+    )
+    BEHIND = (
+        "rank {rank} posted it behind {call}, which not all of {parts} are known to have joined"
+    )
     NONE_REACHED = (
         "All ranks of {comm} have posted call {call.seq}, {call}, and no device has reached it for "
         "{seconds:.0f} s: {agreement}, earlier work blocks their streams."

@@ -11,6 +11,7 @@ import pytest
 from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model.activities import COMPILE, STORE_WAIT
 from tests.support.cluster import Cluster, agrees
+from tests.worlds.sample import sample, verdict_on
 
 ClusterOf = Callable[[int], Cluster]
 
@@ -678,3 +679,43 @@ def test_a_rank_of_another_host_that_ended_long_before_the_others_is_not_ok(
     assert verdict.status == status
     if status == "unknown":
         assert "Rank 1 is gone" in verdict.summary
+
+
+def test_a_barrier_behind_a_call_that_all_have_posted_does_not_complete_by_itself(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(3)
+    for label, members in {"tp:0": (0, 1), "tp:1": (1, 2)}.items():
+        cluster.post(members, label, "barrier", members=members, backend="nccl")
+    cluster.post([1, 2], "tp:1", members=(1, 2), backend="nccl", done=False)
+    cluster.post([0, 1], "tp:0", "barrier", members=(0, 1), backend="nccl", done=False)
+
+    verdict = cluster.verdict(quiet=600.0)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.confidence) == ("stalled", "likely")
+    assert verdict.cause.candidate_ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "guilty"),
+    [(1401, 10075, 4), (1501, 10563, 3), (1501, 17053, 0), (1510, 10278, 2)],
+)
+def test_a_call_that_may_be_behind_another_one_speaks_for_no_rank(
+    seed: int, number: int, guilty: int
+) -> None:
+    """No rank was said to have diverged: the calls before it were not looked at.
+
+    They are transfers without numbers, or calls of another thread on the same stream.
+    """
+    drawn = sample(seed, number)
+
+    causes = [
+        one for one in verdict_on(drawn.world, drawn.outcome)["findings"] if one["role"] == "cause"
+    ]
+
+    assert causes
+    for cause in causes:
+        assert (cause["kind"], cause["confidence"]) == ("stalled", "ambiguous")
+        assert guilty in cause["candidate_ranks"]
+        assert "no rank diverged" not in cause["summary"]

@@ -51,12 +51,21 @@ class _Post:
 
 @dataclass(frozen=True)
 class _Job:
-    """What each rank posts, and what is known of it besides."""
+    """What each rank posts, and what is known of it besides.
+
+    Attributes:
+        run: The records.
+        posts: The calls of each rank.
+        gone: Ranks that ended without a word.
+        unseen: Ranks without a record.
+        ended: Ranks whose process took the calls with it that it had on NCCL.
+    """
 
     run: Run
     posts: Mapping[int, Sequence[_Post]]
     gone: frozenset[int]
     unseen: frozenset[int]
+    ended: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, run: Run) -> _Job:
@@ -94,7 +103,11 @@ def check(run: Run, cause: Mapping[str, Any]) -> list[str]:
     if not named.issuperset(cause["diverging_ranks"]):
         wrong.append(f"ranks {cause['diverging_ranks']} are not among the repaired {sorted(named)}")
     play = _Play(job)
-    waits = {rank: some for rank in job.posts if rank not in job.gone and (some := play.at(rank))}
+    waits = {rank for rank in job.posts if rank not in job.gone and play.at(rank)}
+    if waits <= (ended := job.gone.union(_failed(run))):
+        job = replace(job, ended=ended)
+        play = _Play(job)
+        waits |= {rank for rank in job.posts if rank not in ended and play.at(rank)}
     if len(waits) != of:
         wrong.append(f"ranks {sorted(waits)} wait, not {of}")
     changes, comes = proof["repair"]["calls"], frozenset(proof["repair"].get("comes", ()))
@@ -174,12 +187,17 @@ def _gone(run: Run) -> frozenset[int]:
     return frozenset(one for one in silent if newest - seen.get(one, newest) >= _GONE_NS)
 
 
+def _failed(run: Run) -> set[int]:
+    """Return the ranks that ended with an error of their own."""
+    errors = {rank.rank: str(rank.details.get("ended_with") or "") for rank in run.ranks}
+    return {rank for rank, error in errors.items() if error and not _OF_OTHERS.search(error)}
+
+
 def _ended(run: Run, play: _Play, rival: int) -> list[int]:
     """Return the ranks that ended, or were stopped, of themselves, other than a rival."""
-    unfit, found = play.unfit(), []
+    unfit, failed, found = play.unfit(), _failed(run), []
     for rank in run.ranks:
-        error = str(rank.details.get("ended_with") or "")
-        of_itself = bool(error) and not _OF_OTHERS.search(error)
+        of_itself = rank.rank in failed
         # gloo ends the process of a rank that posted another call than its peers.
         gone = rank.rank in play.job.gone and rank.rank not in unfit
         if rank.rank != rival and (of_itself or gone or rank.details.get("stopped")):
@@ -401,6 +419,8 @@ class _Play:
 
     def _completes(self, rank: int, post: _Post) -> bool:
         comm, kind, other, number = post.key
+        if self._ended_with(rank, post):
+            return False
         members = self.job.run.communicators[comm].ranks
         if not kind:
             return all(self._meets(one, post, post.key) for one in members if one != rank)
@@ -413,6 +433,11 @@ class _Play:
             if one != rank
         )
 
+    def _ended_with(self, rank: int, post: _Post) -> bool:
+        """Return whether a call ended with the process of its rank: on NCCL, kernels do."""
+        backend = self.job.run.communicators[post.call.comm].backend
+        return rank in self.job.ended and "nccl" in backend
+
     def _meets(self, rank: int, post: _Post, key: tuple[str, str, int, int]) -> bool:
         """Return whether a rank comes to a call, or to the other end of a transfer."""
         theirs = self._found.get((rank, *key))
@@ -420,6 +445,7 @@ class _Play:
             return True
         if theirs is not None:
             came = theirs.done or theirs in self.at(rank) or rank in self._comes
+            came = came and (theirs.done or not self._ended_with(rank, theirs))
             return came and _fits(post.call, theirs.call)
         known = self.job.run.by_rank.get(rank)
         log = None if known is None or key[1] else known.logs.get(key[0])

@@ -79,10 +79,43 @@ def up_to(case: Case, call: Call) -> Iterator[Enqueued]:
             ahead += [(part, places.get(part, _END)) for part in parts if part in case.run.by_rank]
 
 
+def left_open_by(case: Case, call: Call, ended: Collection[int]) -> frozenset[int]:
+    """Return those of some ranks that have a part in a call on NCCL, or in one that it is behind.
+
+    Kernels end with their process: what it had not completed by then, nobody completes.
+
+    Args:
+        case: The case.
+        call: The call, as one member posted it.
+        ended: Ranks whose processes have ended.
+    """
+    comm = case.run.communicators[call.comm]
+    if not ended or has_tags(comm):
+        return frozenset()
+    parts = {*comm.ranks}.union(*(one.parts for one in up_to(case, call)))
+    return frozenset(ended) & parts
+
+
+def first_left_open(case: Case, rank: Rank, ended: Collection[int]) -> Call | None:
+    """Return the first open call of a rank on NCCL in which ended processes had a part."""
+    done, found = _done(rank), list[Call]()
+    for key, log in rank.logs.items():
+        theirs = [case.run.by_rank[one].logs.get(key) for one in ended]
+        if has_tags(log.communicator) or not any(theirs):
+            continue
+        found += log.span(max(log.first, log.calls - PENDING), log.calls + 1)
+    for key, calls in rank.p2p.items():
+        comm = case.run.communicators[key]
+        if not has_tags(comm):
+            found += [one for one in newest_of(calls, PENDING) if peer_of(one, comm) in ended]
+    left = (one for one in found if not _is_done(one, done))
+    return min(left, key=lambda one: one.position, default=None)
+
+
 def _open_before(case: Case, number: int, position: int) -> Iterator[Call]:
     """Yield a rank's last open call before a position on each communicator, and its transfers."""
     rank = case.run.by_rank[number]
-    done = [one for key, log in rank.logs.items() if (one := _last_done(rank, key, log))]
+    done = _done(rank)
     for log in rank.logs.values():
         one = None if has_tags(log.communicator) else _last_before(log, position)
         if one is not None and not _is_done(one, done):
@@ -109,6 +142,11 @@ def _last_before(log: CallLog, position: int) -> Call | None:
     start = max(log.first, log.calls - PENDING)
     place = bisect_left(list(log.positions(start, log.calls + 1)), position)
     return log.call(start + place - 1) if place else None
+
+
+def _done(rank: Rank) -> list[Call]:
+    """Return a rank's last calls that are known to have completed."""
+    return [one for key, log in rank.logs.items() if (one := _last_done(rank, key, log))]
 
 
 def _last_done(rank: Rank, key: str, log: CallLog) -> Call | None:

@@ -11,11 +11,12 @@ import numpy as np
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
+from ncclscope.engine.repairs.queued import first_left_open, left_open_by
 from ncclscope.engine.sequences.align import Divergence
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.completion import PENDING
 from ncclscope.engine.waits.endings import ended_by_peers, failed, interrupted_after
-from ncclscope.engine.waits.open_transfers import open_transfers
+from ncclscope.engine.waits.open_transfers import OpenTransfer, open_transfers
 from ncclscope.engine.waits.transfers import Pair, has_tags, pairs
 from ncclscope.engine.waits.waits import members_of
 from ncclscope.model import Call, Rank, State
@@ -62,29 +63,15 @@ def wait_graph(case: Case) -> WaitGraph:
     for number, own in halves.items():
         for call in first_of_threads(half[0] for half in own):
             _put_first(heads, number, call)
-    any_source = {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
-    for number, transfer in any_source.items():
-        _put_first(heads, number, transfer.call)
+    for transfer in _from_any(case).values():
+        _put_first(heads, transfer.rank, transfer.call)
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
     _await_the_gone(case, heads, halves, vanished)
-    waits = []
-    for number, call in ((number, call) for number, calls in heads.items() for call in calls):
-        if case.waits.is_outside(number) or number in unseen or number in vanished:
-            continue
-        threads: dict[int, frozenset[int]] = {}
-        is_any = number in any_source and any_source[number].call == call
-        if is_any:
-            awaited = {*any_source[number].peers}
-        elif call.op in P2P_OPS:
-            awaited = _awaited_in_transfers(call, halves.get(number, ()), heads)
-        else:
-            awaited = _awaited_by_members(case, number, call, heads)
-            threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
-        if not is_any:
-            awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
-        if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
-            waits.append(Wait(number, call, frozenset(awaited), threads, is_any))
+    waits = list(_waits(case, heads, halves, unfit, {*unseen, *vanished}, vanished))
+    ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
+    if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
+        waits = list(_waits(case, heads, halves, unfit, {*unseen, *vanished}, vanished, ended))
     abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
     abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
     known = {wait.rank for wait in waits} | vanished
@@ -94,6 +81,54 @@ def wait_graph(case: Case) -> WaitGraph:
         if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
     ]
     return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
+
+
+def _waits(
+    case: Case,
+    heads: Heads,
+    halves: Mapping[int, Sequence[Half]],
+    unfit: Sequence[Unfit],
+    skipped: Collection[int],
+    vanished: Collection[int],
+    ended: Collection[int] = (),
+) -> Iterator[Wait]:
+    """Yield the waiting threads.
+
+    Args:
+        case: The case.
+        heads: The call in which each thread waits.
+        halves: The transfers in which each rank may wait.
+        unfit: Calls whose members posted different ones.
+        skipped: Ranks that wait for nobody.
+        vanished: Ranks that ended without a record of it.
+        ended: Ranks whose processes ended with the calls that they had open on NCCL.
+    """
+    any_source = _from_any(case)
+    for number, call in ((number, call) for number, calls in heads.items() for call in calls):
+        if case.waits.is_outside(number) or number in skipped:
+            continue
+        threads: dict[int, frozenset[int]] = {}
+        is_any = number in any_source and any_source[number].call == call
+        if is_any:
+            awaited = {*any_source[number].peers}
+        elif call.op in P2P_OPS:
+            awaited = _awaited_in_transfers(call, halves.get(number, ()), heads)
+        else:
+            awaited = _awaited_by_members(case, number, call, heads)
+            if number not in ended and not has_tags(case.run.communicators[call.comm]):
+                awaited.update(
+                    one for one in case.run.communicators[call.comm].ranks if one in ended
+                )
+            threads = {one: case.waits.threads_due((number, call), one) for one in awaited}
+        if not is_any:
+            awaited |= {one for one in vanished if _needs(case, number, case.run.by_rank[one])}
+        if awaited or any((call.comm, call.seq) == (one.comm, one.seq) for one in unfit):
+            yield Wait(number, call, frozenset(awaited), threads, is_any)
+
+
+def _from_any(case: Case) -> dict[int, OpenTransfer]:
+    """Return the receives from any source in which ranks wait."""
+    return {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
 
 
 def waiting_in_calls(case: Case) -> frozenset[int]:
@@ -276,6 +311,28 @@ def _await_the_gone(
             if other in ended and all(half[0] != call for half in own):
                 halves[rank.rank] = [*own, (call, other, None)]
                 _put_first(heads, rank.rank, call)
+
+
+def _leave_open(
+    case: Case, heads: Heads, halves: dict[int, list[Half]], ended: Collection[int]
+) -> bool:
+    """Put ranks into the calls on NCCL that ended processes left open, if one waits behind them.
+
+    Only where nobody else waits: else what a process lacked as it ended explains more.
+    """
+    living = [(number, calls) for number, calls in heads.items() if number not in ended]
+    if not any(left_open_by(case, call, ended) for _, calls in living for call in calls):
+        return False
+    for rank in case.run.ranks:
+        call = None if rank.rank in ended else first_left_open(case, rank, ended)
+        if call is None:
+            continue
+        _put_first(heads, rank.rank, call)
+        other = peer_of(call, case.run.communicators[call.comm])
+        if call.op in P2P_OPS and other is not None:
+            halves[rank.rank] = [(call, other, None)]
+    _hold_up_streams(case, heads, halves)
+    return True
 
 
 def _open_with_tags(case: Case, rank: Rank) -> Iterator[Call]:

@@ -287,3 +287,19 @@ def test_ranks_wait_for_who_has_ended_in_transfers_without_numbers(
 ) -> None:
     """Their rings had overwritten the first transfers, and nobody was recorded to wait."""
     assert _causes(seed, number) == [("dead_rank", [ended], [], "likely")]
+
+
+@pytest.mark.parametrize(
+    ("seed", "number"),
+    [
+        (1204, 11020),  # killed; only rank 3 exchanged transfers with it
+        (1202, 15705),
+        (1510, 8688),
+        (1205, 2291),  # failed, in a call that others did not come to
+    ],
+)
+def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
+    seed: int, number: int
+) -> None:
+    """All members had posted all calls, and the call itself was said not to complete."""
+    assert _causes(seed, number) == [("dead_rank", [4], [], "likely")]

@@ -134,8 +134,6 @@ class Stalled:
     def _finding(
         self, case: Case, comm: Communicator, call: Call, time: object, proof: str
     ) -> Finding:
-        before = list(up_to(case, call))
-        lacking = [one for one in before if not one.is_whole]
         agreement, reason = _agreement(case, comm)
         slow = starved(case.run.snapshot)
         reasons = [
@@ -159,7 +157,9 @@ class Stalled:
             ),
             inferred=tuple(filter(None, reasons)),
         )
-        return _queued(case, finding, call, time, before) if lacking else finding
+        before = list(up_to(case, call))
+        is_next = all(one.is_whole for one in before)
+        return finding if is_next else _queued(case, finding, call, time, before)
 
     def _before(self, case: Case, comm: Communicator, call: Call, seconds: float) -> Finding:
         """Describe a call that all ranks have posted and no device has reached."""

@@ -187,7 +187,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
         elif alone is not None and open_ranks:
             found.append(_settled(graph, one, alone))
         else:
-            follows = explained or _is_behind(graph, one)
+            follows = explained or _is_behind(case, graph, one)
             found.append(as_consequence(one) if follows else one)
     open_ranks = repair - _named(found)
     if alone is not None and open_ranks <= graph.awaited:
@@ -281,21 +281,22 @@ def _unless_beside(graph: WaitGraph, finding: Finding) -> Finding:
     return as_consequence(finding) if is_beside else finding
 
 
-def _is_behind(graph: WaitGraph, finding: Finding) -> bool:
+def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:
     """Return whether a rank does not wait in a call that does not complete, but in an earlier one.
 
     Its peers, which may be in the call, wait for it.
     """
-    if finding.kind != "stalled" or finding.comm is None:
+    comm, seq = finding.comm, finding.seq
+    if finding.kind != "stalled" or comm is None or seq is None:
         return False
     if any(call is not None and call.op in P2P_OPS for call in (finding.odd, finding.peers)):
         return False
-    where = finding.comm.key, finding.seq
-    return any(
-        all((wait.call.comm, wait.call.seq) != where for wait in graph.waiting[rank])
-        for rank in finding.comm.ranks
-        if rank in graph.waiting
-    )
+    for rank in {*comm.ranks} & graph.waiting.keys():
+        log = case.run.by_rank[rank].logs[comm.key]
+        place = log.call(seq).position if log.first <= seq <= log.calls else -1
+        if all(wait.call.position < place for wait in graph.waiting[rank]):
+            return True
+    return False
 
 
 def _either(case: Case, graph: WaitGraph) -> Finding:

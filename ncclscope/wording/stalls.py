@@ -44,7 +44,8 @@ class Stall(Phrase):
     )
     MAY_BE_BEHIND = (
         "All ranks of {comm} have posted call {call.seq}, {call}, and none has completed it "
-        "{time}. It may be queued behind {first} of rank {rank}, which is not known to complete."
+        "{time}. It may be queued behind {first} of rank {rank}, which is not known to have "
+        "completed."
     )
     BEHIND = (
         "rank {rank} posted it behind {call}, which not all of {parts} are known to have joined"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ncclscope.model import Call, Rank, State
@@ -35,9 +35,7 @@ def first_pending(log: CallLog) -> tuple[Call | None, bool]:
     return pending, False
 
 
-def reports_completion(
-    log: CallLog, call: Call, went_on: Callable[[Call], bool] = lambda _call: False
-) -> bool:
+def reports_completion(log: CallLog, call: Call) -> bool:
     """Return whether the log would show the completion of a call.
 
     On NCCL it shows barriers, which block their caller, and calls that the program waited on; the
@@ -48,24 +46,19 @@ def reports_completion(
     Args:
         log: The log that holds the call.
         call: The first call after the last completed one.
-        went_on: Returns whether a member posted calls on any communicator behind a call.
     """
     if call.op in BARRIERS:
         return True
-    before = [
+    alike = [
         one
         for one in log.span(max(log.first, call.seq - NEAR), call.seq)
-        if one.op not in BARRIERS and one.replay is None and not one.captured
+        if (one.op, one.site) == (call.op, call.site) and one.replay is None and not one.captured
     ]
-    alike = [one for one in before if (one.op, one.site) == (call.op, call.site)]
-    if log.communicator.backend == "gloo":
-        return all(one.state is State.COMPLETED for one in alike)
-    if not alike and call.seq == log.calls and not went_on(call):
-        alike = before  # a rank that went on did not wait for it, as it did for other operations
-    return bool(alike) and all(one.state is State.COMPLETED for one in alike)
+    known = bool(alike) or log.communicator.backend == "gloo"
+    return known and all(one.state is State.COMPLETED for one in alike)
 
 
-def held_in(rank: Rank, log: CallLog, went_on: Callable[[Call], bool]) -> Call | None:
+def held_in(rank: Rank, log: CallLog) -> Call | None:
     """Return the newest call of a log, where it blocks a thread of its rank: as barriers do."""
     call = log.call(log.calls) if log.first <= log.calls else None
     if call is None or call.state is State.COMPLETED or call.captured or call.replay is not None:
@@ -75,7 +68,7 @@ def held_in(rank: Rank, log: CallLog, went_on: Callable[[Call], bool]) -> Call |
     ):
         return None
     is_nccl = "nccl" in log.communicator.backend
-    blocks = call.op in BARRIERS or (is_nccl and reports_completion(log, call, went_on))
+    blocks = call.op in BARRIERS or (is_nccl and reports_completion(log, call))
     return call if blocks else None
 
 

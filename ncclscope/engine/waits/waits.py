@@ -65,7 +65,6 @@ class Waits:
         self._ranks = run.by_rank
         self._least: dict[str, int] = {}
         self._passed: dict[tuple[str, int], bool] = {}
-        self._left: dict[tuple[str, int], bool] = {}
         self._threads: dict[tuple[int, str], frozenset[int]] = {}
 
     @cached_property
@@ -401,15 +400,11 @@ class Waits:
                 if not known:
                     pending = log.call(log.first)  # all completed calls were overwritten
             elif pending is not None and not (
-                known
-                and reports_completion(log, pending, self._any_went_on)
-                and not self._went_past(rank, pending)
+                known and reports_completion(log, pending) and not self._went_past(rank, pending)
             ):
                 # The backend reports no completion: calls that all have posted count as completed.
                 seq = max(self._posted_by_all(key) + 1, pending.seq if known else log.first)
-                pending = (
-                    log.call(seq) if seq <= log.calls else held_in(rank, log, self._any_went_on)
-                )
+                pending = log.call(seq) if seq <= log.calls else held_in(rank, log)
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
             elif pending is not None:
@@ -432,21 +427,6 @@ class Waits:
             if known and log.call(done).position > call.position:
                 return True
         return False
-
-    def _any_went_on(self, call: Call) -> bool:
-        """Return whether a rank posted calls on any communicator behind a call, or its like.
-
-        Its like is the newest call of another communicator from the same line.
-        """
-        key, seq = call.comm, call.seq
-        if (key, seq) not in self._left:
-            self._left[key, seq] = any(
-                rank.went_on(one)
-                for rank in self._ranks.values()
-                for log in rank.logs.values()
-                if (one := _like(log, call)) is not None
-            )
-        return self._left[key, seq]
 
     def _unjoined(self, key: str, log: CallLog, first: int) -> Call | None:
         """Return the first pending call, where the completion of eager calls is reported.
@@ -567,12 +547,3 @@ def _finished(rank: Rank, key: str) -> int | None:
 def _reports_completion(rank: Rank, key: str) -> bool:
     """Return whether a rank's input reports the completion of each call on a communicator."""
     return bool(rank.details.get("tells")) or _finished(rank, key) is not None
-
-
-def _like(log: CallLog, call: Call) -> Call | None:
-    """Return the call of a log that is a call, or that another group posted at its line."""
-    seq = call.seq if log.communicator.key == call.comm else log.calls
-    if not log.first <= seq <= log.calls:
-        return None
-    one = log.call(seq)
-    return one if one.comm == call.comm or (one.op, one.site) == (call.op, call.site) else None

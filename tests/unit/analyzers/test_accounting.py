@@ -303,3 +303,8 @@ def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
 ) -> None:
     """All members had posted all calls, and the call itself was said not to complete."""
     assert _causes(seed, number) == [("dead_rank", [4], [], "likely")]
+
+
+def test_a_line_that_nobody_waited_for_holds_no_rank_because_others_did() -> None:
+    """All had posted a call of a new line, and it was said not to complete: rank 2 is elsewhere."""
+    assert _causes(1510, 13759) == []

@@ -67,9 +67,10 @@ def wait_graph(case: Case) -> WaitGraph:
         _put_first(heads, number, transfer.call)
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
-    waits = []
+    waits = [Wait(one.rank, one.call, one.sources, is_any=True) for one in case.losses.following]
+    lost = {one.rank for one in waits}
     for number, call in ((number, call) for number, calls in heads.items() for call in calls):
-        if case.waits.is_outside(number) or number in unseen or number in vanished:
+        if case.waits.is_outside(number) or number in unseen | vanished | lost:
             continue
         threads: dict[int, frozenset[int]] = {}
         is_any = number in any_source and any_source[number].call == call
@@ -90,7 +91,7 @@ def wait_graph(case: Case) -> WaitGraph:
     obscure = [
         rank.rank
         for rank in case.run.ranks
-        if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
+        if rank.rank not in known | abnormal and (rank.rank in heads or _waits_unseen(case, rank))
     ]
     return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
 
@@ -112,14 +113,14 @@ def _blocks(case: Case, divergence: Divergence) -> bool:
 def _vanished(case: Case, waiting: Collection[int]) -> frozenset[int]:
     """Return the ranks that ended without a record of it, long before ranks that waited.
 
-    Or the only one that recorded no end, where all others lost the connection to a peer.
+    Or closed the connections that others lost.
     """
     silent = [rank for rank in case.run.ranks if _is_silent(case, rank)]
-    others = [rank for rank in case.run.ranks if rank not in silent]
-    complete = len(case.run.ranks) == case.run.expected
-    if complete and len(silent) == 1 and others and all(map(ended_by_peers, others)):
-        return frozenset({silent[0].rank})
-    return frozenset(rank.rank for rank in silent if case.outlived_by(rank, waiting) is not None)
+    return frozenset(
+        rank.rank
+        for rank in silent
+        if case.lost_by_peers(rank) or case.outlived_by(rank, waiting) is not None
+    )
 
 
 def _is_silent(case: Case, rank: Rank) -> bool:

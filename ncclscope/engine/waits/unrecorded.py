@@ -162,7 +162,8 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     alone = 0 < len(first) < len(lost)
     first = named or first
     blames = alone or len(named) == 1
-    candidates = first if len(first) > 1 else tuple(sorted((*first, *lost)))
+    unseen = case.losses.closers.difference(case.run.by_rank)
+    candidates = first if len(first) > 1 else tuple(sorted({*first, *lost, *unseen}))
     if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
         if alone and hidden and set(case.waits.pending_calls) == set(first):

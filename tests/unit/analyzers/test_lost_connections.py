@@ -121,6 +121,7 @@ def test_only_the_first_failure_is_named(seed: int, number: int, rank: int) -> N
         (1402, 4728, 1),  # the only peer left no record
         (1501, 800, 0),
         (1501, 4248, 0),
+        (8, 112, 0),  # it posted more, and all others exited
     ],
 )
 def test_where_the_first_failure_is_not_recorded_it_is_a_candidate(

@@ -103,6 +103,7 @@ def test_who_lost_a_connection_of_a_rank_that_exited_in_order_closed_none(
         (1501, 11650, 1),
         (1510, 1991, 6),  # others were still running as the records were taken
         (13, 472, 2),
+        (1401, 5642, 0),  # all others have exited, one after a long computation
     ],
 )
 def test_only_the_first_failure_is_named(seed: int, number: int, rank: int) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.engine.case import DEAD_SECONDS, Case
+from ncclscope.engine.case import Case
 from ncclscope.engine.lost_together import as_one
 from ncclscope.engine.missed import missed_by_engines, missed_by_launchers, missed_by_peers
+from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.waits.endings import (
     failed,
     failed_inside,

@@ -51,6 +51,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = list(findings)
     else:
         found = _accounted(case, graph, _without_redundant(graph, findings))
+        found = [_unless_others_closed(case, one) for one in found]
     proved = _proved(case, graph, decided_by_rounds(case, graph, found))
     return _beside_others(_joined(case, with_unmade_groups(case, proved)))
 
@@ -471,6 +472,18 @@ def _unless_rivals(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     return finding.doubted(Doubt.RIVAL.of(others[0]))
 
 
+def _unless_others_closed(case: Case, finding: Finding) -> Finding:
+    """Return a finding that names nobody if others may as well have closed the connections."""
+    closers = case.losses.closers
+    named = {*finding.diverging_ranks}
+    if finding.role != "cause" or not named or not named < closers:
+        return finding
+    rank = case.run.by_rank.get(min(named))
+    if finding.kind not in _LATE or (rank is not None and case.outlived_by(rank, case.waiting)):
+        return finding
+    return finding.undecided(sorted(closers))
+
+
 def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings whose causes have their proof, and are certain only if it is the only one."""
     causes = [one for one in findings if one.role == "cause"]
@@ -482,8 +495,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         proof = prove(case, graph, causes) or proof
     if proof is None:
         return list(findings)
-    # A connection that was lost shows that another process ended, for which no rival accounts.
-    judged = all(map(_is_wait, causes)) and not any(map(ended_by_peers, case.run.ranks))
+    judged = all(map(_is_wait, causes)) and not case.losses.unaccounted
     rival = proof.rival if proof.held and judged else None
     if rival is not None and graph.explains({rival[0]}):
         either = sorted({*proof.ranks, rival[0]}.union(*graph.cheapest))

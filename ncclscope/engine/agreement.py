@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ncclscope.engine.case import DEAD_SECONDS, Case
+from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import Coverage, gone_texts, unrecorded_kinds, untraced_texts
 from ncclscope.engine.failures import failure_of, failures_of, held_engines
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import Motion, read_motions
+from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused
 from ncclscope.engine.table import peer_of

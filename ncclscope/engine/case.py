@@ -12,7 +12,8 @@ from functools import cached_property, cmp_to_key
 from itertools import chain
 
 from ncclscope.engine.processes.device_verdict import gpu_conditions
-from ncclscope.engine.records import Records
+from ncclscope.engine.records import DEAD_SECONDS, Records, have_one_time
+from ncclscope.engine.repairs.losses import Losses
 from ncclscope.engine.sequences.align import Divergence, side_by_side
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.explain import explain
@@ -54,10 +55,6 @@ from ncclscope.wording.ends import End, Ending
 
 AT_ONCE_SECONDS = 1.0
 """An exit that follows an exception so closely follows from it."""
-DEAD_SECONDS = 2.0
-"""A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
-_COMPARED = 64
-"""Newest common calls of two ranks whose times are compared."""
 MOST_SURVIVED = 8
 """Differences of one communicator after which all went on, each of which is a finding."""
 
@@ -391,6 +388,11 @@ class Case(Records):
         return latest
 
     @cached_property
+    def losses(self) -> Losses:
+        """The connections that ranks lost, and the ends that account for it."""
+        return Losses(self)
+
+    @cached_property
     def quiet(self) -> float | None:
         """Seconds for which all waiting ranks have waited at least; None when unknown."""
         known = [
@@ -408,7 +410,7 @@ class Case(Records):
 
     def lost_by_peers(self, rank: Rank) -> bool:
         """Return whether peers failed because a process was gone; see :mod:`.waits.endings`."""
-        return lost_by_peers(self, self.waits, rank)
+        return lost_by_peers(self, self.waits, self.losses, rank)
 
     def how_it_ended(self, rank: Rank) -> Ending | None:
         """Return how a process ended before its peers; None if it is not known to have ended."""
@@ -464,29 +466,10 @@ class Case(Records):
             seen is not None
             and one.last_seen_ns is not None
             and abs(one.last_seen_ns - seen) < DEAD_SECONDS * 1e9
-            and _have_one_time(rank, one)
+            and have_one_time(rank, one)
             for one in map(self.run.by_rank.__getitem__, others)
         )
 
     def kinds(self) -> Sequence[str]:
         """Return the kinds of communicators, in order of appearance."""
         return list(dict.fromkeys(comm.kind for comm in self.run.communicators.values()))
-
-
-def _have_one_time(rank: Rank, other: Rank) -> bool:
-    """Return whether two processes are of one host, or posted a common call at one time."""
-    boot = rank.details.get("boot_id")
-    if boot and boot == other.details.get("boot_id"):
-        return True
-    for key in rank.logs.keys() & other.logs.keys():
-        logs = rank.logs[key], other.logs[key]
-        stop = min(log.calls for log in logs) + 1
-        start = min(stop, max(stop - _COMPARED, *(log.first for log in logs)))
-        mine, theirs = (
-            {call.seq: call.time_ns for call in log.span(start, stop) if call.time_ns}
-            for log in logs
-        )
-        both = mine.keys() & theirs.keys()
-        if any(abs(mine[seq] - theirs[seq]) < DEAD_SECONDS * 1e9 for seq in both):
-            return True
-    return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.engine.case import DEAD_SECONDS, Case
+from ncclscope.engine.case import Case
+from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.waits.endings import status_of
 from ncclscope.engine.waits.engine_steps import dead_workers
 from ncclscope.model import Finding, Rank

@@ -9,6 +9,11 @@ from ncclscope.engine.sequences.align import align_windows
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
 
+DEAD_SECONDS = 2.0
+"""A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
+_COMPARED = 64
+"""Newest common calls of two ranks whose times are compared."""
+
 
 class Records:
     """The logs of a run with common numbers, and how long each rank has been quiet.
@@ -108,3 +113,22 @@ class Records:
     def timeless(self) -> bool:
         """Whether the input has no heartbeats, so that waiting times are unknown."""
         return all(rank.last_seen_ns is None for rank in self.run.ranks)
+
+
+def have_one_time(rank: Rank, other: Rank) -> bool:
+    """Return whether two processes are of one host, or posted a common call at one time."""
+    boot = rank.details.get("boot_id")
+    if boot and boot == other.details.get("boot_id"):
+        return True
+    for key in rank.logs.keys() & other.logs.keys():
+        logs = rank.logs[key], other.logs[key]
+        stop = min(log.calls for log in logs) + 1
+        start = min(stop, max(stop - _COMPARED, *(log.first for log in logs)))
+        mine, theirs = (
+            {call.seq: call.time_ns for call in log.span(start, stop) if call.time_ns}
+            for log in logs
+        )
+        both = mine.keys() & theirs.keys()
+        if any(abs(mine[seq] - theirs[seq]) < DEAD_SECONDS * 1e9 for seq in both):
+            return True
+    return False

@@ -203,7 +203,7 @@ def _goes_on(case: Case, number: int, waiting: Sequence[int]) -> bool:
     Those of the thread for which they wait: another one may go on while that one is blocked.
     """
     rank = case.run.by_rank.get(number)
-    if rank is None or rank.last_seen_ns is None:
+    if rank is None or rank.last_seen_ns is None or rank.exited:
         return False
     first = min(waiting)
     due = case.waits.threads_due((first, case.waits.pending_calls[first].call), number)

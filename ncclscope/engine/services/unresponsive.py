@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ncclscope.engine.case import DEAD_SECONDS, Case
+from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, read_motions, read_servers
-from ncclscope.engine.records import Records
+from ncclscope.engine.records import DEAD_SECONDS, Records
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import lasting, seconds_of
 from ncclscope.model import Rank, Run

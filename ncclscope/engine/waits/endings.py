@@ -19,6 +19,7 @@ from ncclscope.wording.names import call_on, numbered
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
+    from ncclscope.engine.repairs.losses import Losses
     from ncclscope.engine.waits.waits import Waits
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
@@ -177,7 +178,7 @@ def interrupted_after(records: Records, waits: Waits, rank: Rank) -> float | Non
     return quiet if quiet is not None and quiet >= records.stall_seconds else None
 
 
-def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
+def lost_by_peers(records: Records, waits: Waits, losses: Losses, rank: Rank) -> bool:
     """Return whether peers failed at once in a call that a process had not posted when it died.
 
     The kernel closes the connections of a process that is killed, so that its peers fail within
@@ -186,41 +187,28 @@ def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
     Args:
         records: The records.
         waits: Which rank waits for which.
+        losses: The connections that ranks lost.
         rank: A process that recorded no end.
     """
     if rank.exited or rank.alive or rank.details.get("beating"):
         return False
+    if losses.closers == {rank.rank}:
+        return True
     errors, absent = [], {rank.rank}
     for number, pending in waits.pending_calls.items():
         peer = records.run.by_rank[number]
         raised = peer.activities.get(RAISED)
         # A peer that was killed while it handled the error has noted where it was raised.
         error = peer.details.get("ended_with") or (raised and raised.detail)
-        if rank.rank not in pending.absent or not error:
-            continue
         at_once = raised and 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS
-        if _LOST.search(str(error)) and (
-            at_once or _may_have_closed(records, pending.absent) == [rank.rank]
-        ):
+        if rank.rank not in pending.absent or not (error and at_once):
+            continue
+        if _LOST.search(str(error)) and number not in losses.explained:
             return True
-        if at_once:
-            errors.append(str(error))
-            absent.update(pending.absent)
+        errors.append(str(error))
+        absent.update(pending.absent)
     # A call fails at once for other reasons, too: of one rank, and its peers are killed for it.
     return len(errors) > len(absent)
-
-
-def _may_have_closed(records: Records, ranks: Sequence[int]) -> list[int]:
-    """Return those of some ranks that may have closed a connection, but not for a third one's.
-
-    Empty where a rank lost its connection in no recorded call.
-    """
-    for one in filter(ended_by_peers, records.run.ranks):
-        last = one.last_call(transfers=True)
-        if last is None or last.state is State.COMPLETED:
-            return []
-    known = [records.run.by_rank[number] for number in ranks if number in records.run.by_rank]
-    return [one.rank for one in known if not (one.alive or ended_by_peers(one))]
 
 
 def noted_error(rank: Rank) -> str:

@@ -68,17 +68,19 @@ def wait_graph(case: Case) -> WaitGraph:
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
     _await_the_gone(case, heads, halves, vanished)
-    waits = list(_waits(case, heads, halves, unfit, {*unseen, *vanished}, vanished))
+    lost = [Wait(one.rank, one.call, one.sources, is_any=True) for one in case.losses.following]
+    skipped = {*unseen, *vanished, *(one.rank for one in lost)}
+    waits = [*lost, *_waits(case, heads, halves, unfit, skipped, vanished)]
     ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
     if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
-        waits = list(_waits(case, heads, halves, unfit, {*unseen, *vanished}, vanished, ended))
+        waits = [*lost, *_waits(case, heads, halves, unfit, skipped, vanished, ended)]
     abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
     abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
     known = {wait.rank for wait in waits} | vanished
     obscure = [
         rank.rank
         for rank in case.run.ranks
-        if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
+        if rank.rank not in known | abnormal and (rank.rank in heads or _waits_unseen(case, rank))
     ]
     return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
 
@@ -148,14 +150,14 @@ def _blocks(case: Case, divergence: Divergence) -> bool:
 def _vanished(case: Case, waiting: Collection[int]) -> frozenset[int]:
     """Return the ranks that ended without a record of it, long before ranks that waited.
 
-    Or the only one that recorded no end, where all others lost the connection to a peer.
+    Or closed the connections that others lost.
     """
     silent = [rank for rank in case.run.ranks if _is_silent(case, rank)]
-    others = [rank for rank in case.run.ranks if rank not in silent]
-    complete = len(case.run.ranks) == case.run.expected
-    if complete and len(silent) == 1 and others and all(map(ended_by_peers, others)):
-        return frozenset({silent[0].rank})
-    return frozenset(rank.rank for rank in silent if case.outlived_by(rank, waiting) is not None)
+    return frozenset(
+        rank.rank
+        for rank in silent
+        if case.lost_by_peers(rank) or case.outlived_by(rank, waiting) is not None
+    )
 
 
 def _is_silent(case: Case, rank: Rank) -> bool:

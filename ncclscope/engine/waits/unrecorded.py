@@ -162,7 +162,10 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     alone = 0 < len(first) < len(lost)
     first = named or first
     blames = alone or len(named) == 1
-    candidates = first if len(first) > 1 else tuple(sorted((*first, *lost)))
+    unseen = case.losses.closers.difference(case.run.by_rank)
+    # Where all others exited in order, who lost the connection may have posted one call more.
+    in_order = all(case.run.by_rank[n].ended_well for n in first)
+    candidates = tuple(sorted({*first, *lost, *unseen})) if in_order or len(first) < 2 else first
     if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
         if alone and hidden and set(case.waits.pending_calls) == set(first):

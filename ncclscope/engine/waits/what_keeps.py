@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.processes.motion import is_seen_at_work
+from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import doing, raised
 from ncclscope.engine.waits.open_transfers import is_in_transfer
@@ -46,8 +47,6 @@ def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
         rank: The process.
         waiting: Ranks whose heartbeats it is compared with.
     """
-    from ncclscope.engine.case import DEAD_SECONDS  # which imports this package
-
     if rank.details.get("stopped"):
         return True
     times = [case.quiet_seconds(case.run.by_rank[number]) for number in waiting]

@@ -130,7 +130,7 @@ def test_a_rank_that_lost_a_connection_in_its_last_call_makes_no_job_ok() -> Non
     drawn = sample(970, 2391)
 
     assert drawn.outcome.ended == {0: "exit", 1: "exit", 2: "kill", 3: "lost", 4: "exit"}
-    assert verdict_on(drawn.world, drawn.outcome)["status"] == "unknown"
+    assert verdict_on(drawn.world, drawn.outcome)["status"] == "hung"
 
 
 def test_a_rank_without_a_dump_accounts_for_calls_that_its_peers_have_not_reached() -> None:

@@ -1,0 +1,137 @@
+"""A rank that lost a connection follows from the rank whose end closed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from ncclscope.engine.case import Case
+from ncclscope.engine.verdict import diagnose
+from ncclscope.model import Run
+from tests.support.cluster import Cluster
+from tests.worlds.sample import sample, verdict_on
+
+ClusterOf = Callable[[int], Cluster]
+
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.9]:4242"
+RAISED = "RuntimeError: loss is not finite"
+
+
+def end(cluster: Cluster, errors: Mapping[int, str]) -> None:
+    """Let ranks record how they ended; the others are gone without a word."""
+    for rank, error in errors.items():
+        cluster.tracers[rank].describe(ended_with=error)
+        cluster.tracers[rank].close()
+
+
+def read(cluster: Cluster) -> Run:
+    """Read the records: who recorded no end was seen for a little less than the others."""
+    return cluster.run(
+        quiet={rank.rank: 0.5 if rank.exited else 0.1 for rank in cluster.run().ranks}
+    )
+
+
+def named(cluster: Cluster) -> list[tuple[int, ...]]:
+    findings = diagnose(read(cluster)).findings
+    return [one.diverging_ranks for one in findings if one.role == "cause"]
+
+
+def pipeline(cluster: Cluster) -> None:
+    """Let each rank receive from the one before it, and the first one from none."""
+    cluster.history("world")
+    for rank in list(cluster.everybody)[1:]:
+        cluster.post([rank], "world", "recv", redop=None, peer=rank - 1, done=False)
+
+
+def test_a_loss_is_put_down_to_a_recorded_failure_along_a_chain(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    pipeline(cluster)
+    end(cluster, {0: RAISED, 1: LOST, 2: LOST, 3: LOST})
+
+    losses = Case(read(cluster)).losses
+
+    assert losses.reached({0}) == {1, 2, 3}
+    assert losses.reached({2}) == {2, 3}
+    assert not losses.closers
+    assert named(cluster) == [(0,)]
+
+
+def test_what_no_recorded_end_accounts_for_is_put_down_to_one_that_is_not_recorded(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 0 was killed in the call in which its peers lost the connection to it."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", done=False)
+    end(cluster, {1: LOST, 2: LOST, 3: LOST})
+
+    assert Case(read(cluster)).losses.closers == {0}
+    assert named(cluster) == [(0,)]
+
+
+def test_of_two_that_may_have_closed_a_connection_none_is_named(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", done=False)
+    end(cluster, {2: LOST, 3: LOST})
+
+    assert Case(read(cluster)).losses.closers == {0, 1}
+    assert not any(named(cluster))
+
+
+def test_who_lost_a_connection_of_a_rank_that_exited_in_order_closed_none(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(3)
+    cluster.history("world")
+    cluster.post([0], "world", done=False)
+    end(cluster, {0: LOST})
+    cluster.tracers[1].close()
+
+    assert not Case(read(cluster)).losses.origins
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "rank"),
+    [
+        (1401, 8728, 6),  # killed in a call that its peers were in, too
+        (1402, 3655, 2),  # aborted by data of another size
+        (1402, 7642, 4),
+        (1402, 9032, 0),
+        (1501, 3781, 1),  # the loss ended threads that another rank waits for
+        (1501, 11650, 1),
+        (1510, 1991, 6),  # others were still running as the records were taken
+        (13, 472, 2),
+        (1401, 5642, 0),  # all others have exited, one after a long computation
+    ],
+)
+def test_only_the_first_failure_is_named(seed: int, number: int, rank: int) -> None:
+    drawn = sample(seed, number)
+
+    found = verdict_on(drawn.world, drawn.outcome)["findings"]
+
+    ranks = {(*one["diverging_ranks"],) for one in found if one["role"] == "cause"}
+    assert ranks == {(rank,)}
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "rank"),
+    [
+        (1401, 801, 2),  # it was killed, or the rank without a record was
+        (1402, 4728, 1),  # the only peer left no record
+        (1501, 800, 0),
+        (1501, 4248, 0),
+        (8, 112, 0),  # it posted more, and all others exited
+    ],
+)
+def test_where_the_first_failure_is_not_recorded_it_is_a_candidate(
+    seed: int, number: int, rank: int
+) -> None:
+    drawn = sample(seed, number)
+
+    found = verdict_on(drawn.world, drawn.outcome)["findings"]
+
+    (cause,) = [one for one in found if one["role"] == "cause"]
+    assert not cause["diverging_ranks"]
+    assert rank in cause["candidate_ranks"]

@@ -89,10 +89,6 @@ class Outcome:
         }
         return {rank: call for rank, call in pending.items() if call is not None}
 
-    def may_go_on(self, rank: int) -> bool:
-        """Return whether a process lives and is not stopped."""
-        return rank not in self.ended and self.held.get(rank) != "stop"
-
 
 def play(world: World) -> Outcome:
     """Carry a world out until nothing moves, or until the moment at which it is observed."""

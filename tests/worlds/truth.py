@@ -40,7 +40,7 @@ class Truth:
     Attributes:
         stories: The faults that have come to pass; none in a job that is healthy so far.
         suspects: Ranks that may be named besides, if without certainty.
-        stuck: Ranks that wait in calls which will never complete.
+        stuck: Ranks whose calls will never complete.
         harmless: Whether all ranks have come to their end all the same.
     """
 
@@ -75,10 +75,8 @@ def truth_of(world: World, healthy: World, planted: tuple[Planted, ...], outcome
             members = recorded & set(world.comms[label])
             if 2 * len(guilty & members) >= len(members):
                 suspects |= members
-    open_calls = outcome.stuck().keys() if outcome.final else set[int]()
-    # Who has ended, or is stopped, waits for nobody: all of a job may have been killed as it ran.
-    stuck = frozenset(rank for rank in open_calls if outcome.may_go_on(rank))
-    harmless = outcome.final and not open_calls and not outcome.held
+    stuck = frozenset(outcome.stuck()) if outcome.final else frozenset()
+    harmless = outcome.final and not stuck and not outcome.held
     return Truth(stories, frozenset(suspects - guilty), stuck, harmless)
 
 

@@ -34,7 +34,7 @@ from ncclscope.engine.sequences.tie_breaks import (
     majority_of_kind,
     suspect_of_pair,
 )
-from ncclscope.engine.waits.completion import PENDING, reports_completion
+from ncclscope.engine.waits.completion import PENDING, is_in_transfer, reports_completion
 from ncclscope.engine.waits.endings import (
     ended_by_peers,
     given_up_after,
@@ -44,7 +44,6 @@ from ncclscope.engine.waits.endings import (
     without_note,
 )
 from ncclscope.engine.waits.noted import doing, raised
-from ncclscope.engine.waits.open_transfers import is_in_transfer
 from ncclscope.engine.waits.order import Moment, Order
 from ncclscope.engine.waits.posting_order import PostingOrder
 from ncclscope.engine.waits.waits import PendingCall, Waits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ncclscope.engine.case import Case
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.edits import Edit
@@ -101,12 +99,9 @@ def from_difference(
     if elsewhere:
         thoughts.append(Differ.ANOTHER_ROUND.of(difference.odd))
     members = len(difference.comm.ranks)
-    by_vote = decided and difference.basis == "majority"
-    is_most = not by_vote or 2 * _at_one_line(case, difference) > members
-    if not is_most:
-        several = 2 * len(difference.peers) > members
-        doubt = Differ.SEVERAL_LINES if several else Differ.NO_MAJORITY
-        thoughts.append(doubt.of(difference.peers, members))
+    is_most = difference.basis != "majority" or 2 * len(difference.peers) > members
+    if decided and not is_most:
+        thoughts.append(Differ.NO_MAJORITY.of(difference.peers, members))
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:
@@ -150,15 +145,6 @@ def from_difference(
         aligned=tuple((_recorded(peer), _recorded(odd)) for peer, odd in difference.aligned),
         survived=difference.survived,
     )
-
-
-def _at_one_line(case: Case, difference: Difference) -> int:
-    """Return how many of the peers posted the call at the same line."""
-    logs = case.logs(difference.comm.key)
-    peers = (logs[rank] for rank in difference.peers if rank in logs)
-    kept = (log.sites(difference.seq, difference.seq + 1) for log in peers)
-    sites = Counter(site for sites in kept for site in sites if site is not None)
-    return len(difference.peers) - sites.total() + max(sites.values(), default=0)
 
 
 def _round(case: Case, difference: Difference) -> tuple[Call, ...]:

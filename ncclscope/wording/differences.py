@@ -67,7 +67,6 @@ class Differ(Phrase):
         "elsewhere in the program since then"
     )
     ANOTHER_ROUND = "{} may have come to another round of the loop: such calls were posted before"
-    SEVERAL_LINES = "{} are right: they are most of the {} members, though at different lines"
     NO_MAJORITY = (
         "{} are right: they are most of those that posted the call, but no majority of the {} "
         "members"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.log import CallLog
-from ncclscope.model.signature import BARRIERS, CREATION_OPS
+from ncclscope.model.signature import BARRIERS, CREATION_OPS, P2P_OPS
 from ncclscope.model.threads import precedes
 
 PENDING = 512
@@ -112,3 +112,9 @@ class _ReadRecorder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
+
+
+def is_in_transfer(rank: Rank) -> bool:
+    """Return whether a rank's newest call is a send or receive that is not known to be complete."""
+    last = rank.last_call(transfers=True)
+    return last is not None and last.op in P2P_OPS and last.state is not State.COMPLETED

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ncclscope.engine.damaged import has_damaged_transfers
 from ncclscope.engine.repairs.graph import Wait, WaitGraph
+from ncclscope.engine.waits.completion import is_in_transfer
 from ncclscope.engine.waits.transfers import (
     StuckTransfer,
     is_led_elsewhere,
@@ -19,7 +20,7 @@ from ncclscope.engine.waits.transfers import (
     pairs,
     proof_of,
 )
-from ncclscope.model import Call, Communicator, Finding, Rank, State
+from ncclscope.model import Call, Communicator, Finding, State
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import call_text, plural, site_text, who_text
 from ncclscope.wording.p2p import Half, Stuck
@@ -52,12 +53,6 @@ class OpenTransfer:
     call: Call
     proofs: tuple[str, ...]
     is_led: bool
-
-
-def is_in_transfer(rank: Rank) -> bool:
-    """Return whether a rank's newest call is a send or receive that is not known to be complete."""
-    last = rank.last_call(transfers=True)
-    return last is not None and last.op in _OTHER_SIDE and last.state is not State.COMPLETED
 
 
 def may_come(case: Case, ranks: Iterable[int]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.repairs.departures import keeps_to_rounds
-from ncclscope.engine.waits.open_transfers import is_in_transfer
+from ncclscope.engine.waits.completion import is_in_transfer
 from ncclscope.engine.waits.transfers import (
     Pair,
     StuckTransfer,

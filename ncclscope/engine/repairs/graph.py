@@ -34,6 +34,8 @@ class Wait:
         awaited: Ranks that have not posted the call, or its other half, or are in an earlier one.
         threads: Which threads of these may come to it; any of a rank that is left out.
         is_any: Whether any of these ranks suffices, as for a receive from any source.
+        lost: Whether the rank lost its connection to one of these. It would not have if that one
+            had gone on; what the rank itself did otherwise would not have kept it.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Wait:
     awaited: frozenset[int]
     threads: Mapping[int, frozenset[int]] = field(default_factory=dict)
     is_any: bool = False
+    lost: bool = False
 
     def is_held_up_by(self, other: Wait) -> bool:
         """Return whether the thread of an awaited rank that is to come is in another wait."""
@@ -98,6 +101,7 @@ class WaitGraph:
         self.unseen = frozenset(unseen)
         self.obscure = frozenset(obscure)
         self.gone = frozenset(gone)
+        self._lost = frozenset(wait.rank for wait in self.waits if wait.lost)
         self._unfit_of: dict[str, list[Unfit]] = {}
         for one in self.unfit:
             self._unfit_of.setdefault(one.comm, []).append(one)
@@ -140,7 +144,7 @@ class WaitGraph:
         followers: dict[int, list[Wait]] = {}
         going = []
         for wait in self.waits:
-            if wait.rank in repaired:
+            if wait.rank in repaired and not wait.lost:
                 going.append(wait)
                 continue
             if not self._fits(wait.call, repaired):
@@ -148,7 +152,9 @@ class WaitGraph:
             missing = [
                 one
                 for one in wait.awaited
-                if one not in repaired and one not in coming and one not in self.unseen
+                if (one not in repaired or (wait.lost and one in self._lost))
+                and one not in coming
+                and one not in self.unseen
             ]
             held_up_by = [
                 self._holding_up(wait, one) or (self.waiting.get(one, []) if joins else [])
@@ -170,7 +176,8 @@ class WaitGraph:
                 blocked[id(follower)] -= 1
                 if not blocked[id(follower)]:
                     going.append(follower)
-        return frozenset(rank for rank, count in free.items() if count == len(self.waiting[rank]))
+        own = frozenset(self.waiting).intersection(repaired)
+        return own | {rank for rank, count in free.items() if count == len(self.waiting[rank])}
 
     def behind(self, ranks: Collection[int]) -> frozenset[int]:
         """Return those of some waiting ranks that wait for others at the end of their chain.

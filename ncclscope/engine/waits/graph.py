@@ -68,19 +68,38 @@ def wait_graph(case: Case) -> WaitGraph:
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads)
     _await_the_gone(case, heads, halves, vanished)
-    lost = [Wait(one.rank, one.call, one.sources, is_any=True) for one in case.losses.following]
-    skipped = {*unseen, *vanished, *(one.rank for one in lost)}
-    waits = [*lost, *_waits(case, heads, halves, unfit, skipped, vanished)]
+    skipped = {*unseen, *vanished}
+    waits = list(_waits(case, heads, halves, unfit, skipped, vanished))
     ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
     if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
-        waits = [*lost, *_waits(case, heads, halves, unfit, skipped, vanished, ended)]
+        waits = list(_waits(case, heads, halves, unfit, skipped, vanished, ended))
     abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
     abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
-    known = {wait.rank for wait in waits} | vanished
+    graph = _graph(case, waits, unfit, abnormal, unseen, vanished, heads)
+    losses = case.losses.following
+    ends = {one.rank for one in losses} & (graph.sinks | graph.obscure)
+    if not ends and graph.released(case.losses.origins) == graph.waiting.keys():
+        return graph  # what ranks wait for in their calls accounts for the losses, too
+    lost = {one.rank for one in losses}
+    waits = [wait for wait in waits if wait.rank not in lost]
+    waits += [Wait(one.rank, one.call, one.sources, is_any=True, lost=True) for one in losses]
+    return _graph(case, waits, unfit, abnormal, unseen, vanished, heads)
+
+
+def _graph(
+    case: Case,
+    waits: Sequence[Wait],
+    unfit: Sequence[Unfit],
+    abnormal: Collection[int],
+    unseen: Collection[int],
+    vanished: Collection[int],
+    heads: Heads,
+) -> WaitGraph:
+    known = {*(wait.rank for wait in waits), *vanished, *abnormal}
     obscure = [
         rank.rank
         for rank in case.run.ranks
-        if rank.rank not in known | abnormal and (rank.rank in heads or _waits_unseen(case, rank))
+        if rank.rank not in known and (rank.rank in heads or _waits_unseen(case, rank))
     ]
     return WaitGraph(waits, unfit, abnormal, unseen, obscure, vanished)
 

@@ -409,7 +409,8 @@ class Case(Records):
 
     def lost_by_peers(self, rank: Rank) -> bool:
         """Return whether peers failed because a process was gone; see :mod:`.waits.endings`."""
-        return lost_by_peers(self, self.waits, self.losses, rank)
+        closers, explained = self.losses.closers, self.losses.explained
+        return lost_by_peers(self, self.waits, rank, closers=closers, explained=explained)
 
     def how_it_ended(self, rank: Rank) -> Ending | None:
         """Return how a process ended before its peers; None if it is not known to have ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from textwrap import shorten
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from ncclscope.wording.names import call_on, numbered
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
-    from ncclscope.engine.repairs.losses import Losses
     from ncclscope.engine.waits.waits import Waits
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
@@ -178,7 +177,14 @@ def interrupted_after(records: Records, waits: Waits, rank: Rank) -> float | Non
     return quiet if quiet is not None and quiet >= records.stall_seconds else None
 
 
-def lost_by_peers(records: Records, waits: Waits, losses: Losses, rank: Rank) -> bool:
+def lost_by_peers(
+    records: Records,
+    waits: Waits,
+    rank: Rank,
+    *,
+    closers: Collection[int],
+    explained: Collection[int],
+) -> bool:
     """Return whether peers failed at once in a call that a process had not posted when it died.
 
     The kernel closes the connections of a process that is killed, so that its peers fail within
@@ -187,12 +193,13 @@ def lost_by_peers(records: Records, waits: Waits, losses: Losses, rank: Rank) ->
     Args:
         records: The records.
         waits: Which rank waits for which.
-        losses: The connections that ranks lost.
         rank: A process that recorded no end.
+        closers: Ranks without a recorded end, each of which accounts for the lost connections.
+        explained: Ranks whose lost connections recorded failures account for.
     """
     if rank.exited or rank.alive or rank.details.get("beating"):
         return False
-    if losses.closers == {rank.rank}:
+    if {*closers} == {rank.rank}:
         return True
     errors, absent = [], {rank.rank}
     for number, pending in waits.pending_calls.items():
@@ -203,7 +210,7 @@ def lost_by_peers(records: Records, waits: Waits, losses: Losses, rank: Rank) ->
         at_once = raised and 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS
         if rank.rank not in pending.absent or not (error and at_once):
             continue
-        if _LOST.search(str(error)) and number not in losses.explained:
+        if _LOST.search(str(error)) and number not in explained:
             return True
         errors.append(str(error))
         absent.update(pending.absent)

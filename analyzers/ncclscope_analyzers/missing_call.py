@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.findings import from_difference
+from ncclscope.engine.findings import from_difference, newest_of_peers
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.replays import replays_left_out
 from ncclscope.model import Finding
@@ -62,13 +62,13 @@ def _summary(case: Case, difference: Difference) -> str:
         return Skip.WITHOUT_GROUP.of(who=who, one=difference)
     if not _is_by_habit(difference) or graphs_text(difference):
         text = contrast(difference, difference.surplus, len(difference.edits))
-        which = _which(difference)
+        which = _which(case, difference)
         return Skip.SKIPPED.of(who=who, count=count, one=difference, contrast=text, which=which)
     if rounds is not None and (rounds.left or rounds.rounds > 1):
         what = Skip.ONE_ROUND.of(count) if rounds.rounds > 1 else count
         came = Skip.LEFT_LOOP if rounds.left else Skip.CAME
         return Skip.ROUND.of(
-            who=who, what=what, came=came, one=difference, which=_which(difference)
+            who=who, what=what, came=came, one=difference, which=_which(case, difference)
         )
     them = Skip.THAT_CALL.of()
     if difference.first.deleted > 1:
@@ -87,14 +87,17 @@ def _count(case: Case, difference: Difference) -> str:
     )
 
 
-def _which(difference: Difference) -> str:
+def _which(case: Case, difference: Difference) -> str:
     """Say that the place of the calls left out is not known, where those before are equal."""
     if difference.seqs is None:
         return ""
     first, last = difference.seqs
     if difference.rounds is None:
         return Skip.EQUAL.of(first, last)
-    return Skip.EQUAL_ROUNDS.of(first, last, plural(difference.rounds.rounds, "equal round"))
+    rounds = plural(difference.rounds.rounds, "equal round")
+    if last > (known := newest_of_peers(case, difference)):
+        return Skip.BEGUN_ROUNDS.of(first, known, rounds, difference.peers)
+    return Skip.EQUAL_ROUNDS.of(first, last, rounds)
 
 
 def _is_by_habit(difference: Difference) -> bool:

@@ -147,6 +147,12 @@ def from_difference(
     )
 
 
+def newest_of_peers(case: Case, difference: Difference) -> int:
+    """Return the number of the newest call that a peer has posted."""
+    logs = case.logs(difference.comm.key)
+    return max((logs[rank].calls for rank in difference.peers if rank in logs), default=0)
+
+
 def _round(case: Case, difference: Difference) -> tuple[Call, ...]:
     """Return the peers' calls of the round that the diverging ranks left out."""
     if difference.rounds is None or not difference.skipped:

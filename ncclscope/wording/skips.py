@@ -68,6 +68,10 @@ class Skip(Phrase):
         "do not show."
     )
     EQUAL_ROUNDS = " Calls {} to {} are {}: which of them it left out, the records do not show."
+    BEGUN_ROUNDS = (
+        " Calls {} to {} are {}, the last of which {} have begun: which of them it left out, the "
+        "records do not show."
+    )
     END_OF_LOOP = "the end of a loop: a {} that one rank alone posts within it looks the same"
     BY_HABIT = "the usual order, in which the missing call came first each time before"
     IN_GROUP = (

@@ -123,6 +123,7 @@ def test_a_rank_that_comes_early_from_another_branch_left_out_calls(cluster_of: 
     assert _named(verdict) == ("missing_call", (1,), 61, "likely")
     assert verdict.cause is not None
     assert (verdict.cause.extent, verdict.cause.seqs) == (3, (1, 63))
+    assert "Calls 1 to 61 are 21 equal rounds, the last of which" in verdict.cause.summary
 
 
 def test_the_end_alone_says_that_a_rank_never_joined(cluster_of: ClusterOf) -> None:

@@ -52,14 +52,14 @@ class Records:
         Both times are by the rank's own clock. A watch of other hosts has measured the seconds by
         a monotonic clock, and only then are they in the details.
         """
-        if (measured := rank.details.get("quiet_seconds")) is not None:
-            return float(measured)
-        if rank.last_seen_ns is None:
-            return None
-        last = [rank.last_call(), *rank.last_transfers().values()]
-        times = [call.time_ns for call in last if call is not None and call.time_ns]
-        since = max(times, default=rank.started_ns)
-        return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
+        known = self._quiet.get(rank.rank)
+        if known is None or known[0] is not rank:
+            known = self._quiet[rank.rank] = rank, _quiet_seconds(rank)
+        return known[1]
+
+    @cached_property
+    def _quiet(self) -> dict[int, tuple[Rank, float | None]]:
+        return {}
 
     def still_seconds(self, rank: Rank) -> float | None:
         """Return the seconds for which a rank has posted nothing; None when unknown.
@@ -132,3 +132,14 @@ def have_one_time(rank: Rank, other: Rank) -> bool:
         if any(abs(mine[seq] - theirs[seq]) < DEAD_SECONDS * 1e9 for seq in both):
             return True
     return False
+
+
+def _quiet_seconds(rank: Rank) -> float | None:
+    if (measured := rank.details.get("quiet_seconds")) is not None:
+        return float(measured)
+    if rank.last_seen_ns is None:
+        return None
+    last = [rank.last_call(), *rank.last_transfers().values()]
+    times = [call.time_ns for call in last if call is not None and call.time_ns]
+    since = max(times, default=rank.started_ns)
+    return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)

@@ -19,7 +19,7 @@ from ncclscope.engine.waits.completion import PENDING
 from ncclscope.engine.waits.endings import ended_by_peers, failed, lost_store, status_of
 from ncclscope.engine.waits.waits import members_of
 from ncclscope.model import Call, Rank, State
-from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.signature import CREATION_OPS, P2P_OPS
 from ncclscope.model.threads import holds_up
 
 
@@ -151,7 +151,27 @@ class Losses:
         # One that had waited itself for long was killed in a hang.
         quiet = self._records.quiet_seconds(other)
         waited = quiet is not None and quiet >= self._records.stall_seconds
-        return not any(waited or self._lacks(call) for call in self._open_calls(other))
+        return not any(
+            waited or self._lacks(call) or self._awaits_in_turn(other.rank, call)
+            for call in self._open_calls(other)
+        )
+
+    def _awaits_in_turn(self, number: int, call: Call) -> bool:
+        """Return whether a rank creates a group with one that waits for it in a call.
+
+        Both hung before any process ended.
+        """
+        if call.op not in CREATION_OPS:
+            return False
+        for member in self._run.communicators[call.comm].ranks:
+            peer = self._run.by_rank.get(member)
+            log = None if peer is None else peer.logs.get(call.comm)
+            if peer is None or member == number or (log is not None and log.calls >= call.seq):
+                continue
+            theirs = (self._run.communicators[one.comm].ranks for one in self._open_calls(peer))
+            if any(number in ranks for ranks in theirs):
+                return True
+        return False
 
     def _lacks(self, call: Call) -> bool:
         """Return whether a living member is not in a call in which others lost connections.

@@ -157,21 +157,14 @@ class Losses:
         )
 
     def _awaits_in_turn(self, number: int, call: Call) -> bool:
-        """Return whether a rank creates a group with one that waits for it in a call.
-
-        Both hung before any process ended.
-        """
+        """Return whether a rank creates a group, and a member has not come: it hung before."""
         if call.op not in CREATION_OPS:
             return False
-        for member in self._run.communicators[call.comm].ranks:
-            peer = self._run.by_rank.get(member)
-            log = None if peer is None else peer.logs.get(call.comm)
-            if peer is None or member == number or (log is not None and log.calls >= call.seq):
-                continue
-            theirs = (self._run.communicators[one.comm].ranks for one in self._open_calls(peer))
-            if any(number in ranks for ranks in theirs):
-                return True
-        return False
+        others = [one for one in self._run.communicators[call.comm].ranks if one != number]
+        logs = (
+            self._run.by_rank[one].logs.get(call.comm) for one in others if one in self._run.by_rank
+        )
+        return any(log is None or log.calls < call.seq for log in logs)
 
     def _lacks(self, call: Call) -> bool:
         """Return whether a living member is not in a call in which others lost connections.

@@ -152,11 +152,11 @@ class Losses:
         quiet = self._records.quiet_seconds(other)
         waited = quiet is not None and quiet >= self._records.stall_seconds
         return not any(
-            waited or self._lacks(call) or self._awaits_in_turn(other.rank, call)
+            waited or self._lacks(call) or self._waits_to_create(other.rank, call)
             for call in self._open_calls(other)
         )
 
-    def _awaits_in_turn(self, number: int, call: Call) -> bool:
+    def _waits_to_create(self, number: int, call: Call) -> bool:
         """Return whether a rank creates a group, and a member has not come: it hung before."""
         if call.op not in CREATION_OPS:
             return False

@@ -12,9 +12,8 @@ it had ended in the first and had not begun again in the third.
 from __future__ import annotations
 
 import os
-import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope import procfs
+from ncclscope.clock import difference_ns
 from ncclscope.errors import DamagedFileError
 from ncclscope.ring import entries, layout
 from ncclscope.ring.record_checks import STATES, correct
-from ncclscope.untrusted import only_writer, open_regular, parse
+from ncclscope.untrusted import integer, only_writer, open_regular, parse
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,8 +85,8 @@ _MOST = np.uint64(layout.MOST)
 _LOW = np.uint64(0xFFFFFFFF)
 _MOST_COMMS = 0xFFFF
 _ALL = (1 << 64) - 1
-_CLOCK_SET_NS = 1_000_000_000
-"""A clock that differs by less has drifted."""
+_PRECISION_NS = 10_000
+"""How far two samples of the same difference of clocks may lie apart."""
 _ATTEMPTS = 8
 """Attempts to read what the writer may change at any time."""
 
@@ -153,6 +153,10 @@ class RingImage:
     def heartbeat_ns(self) -> int:
         """Host clock at the last heartbeat, in ns since 1970."""
         return self.shifted(self.word(layout.HEADER_HEARTBEAT))
+
+    def started_ns(self, about: Mapping[str, Any]) -> int:
+        """Return when the process of `about` began to record, in ns since 1970; 0 if unknown."""
+        return self.shifted(integer(about.get("started_ns")) or 0)
 
     @property
     def graphs_used(self) -> int:
@@ -487,14 +491,12 @@ class RingImage:
         return geometry
 
     def _find_shift(self) -> int:
-        """Return by how much the clock of this host was set since the ring's process began."""
+        """Return by how much the clock of this host was set or slewed since the process began."""
         if not self.geometry.checked:
             return 0
-        shift = time.time_ns() - time.monotonic_ns() - self.clock
-        if abs(shift) < _CLOCK_SET_NS:
-            return 0
+        shift = round((difference_ns() - self.clock) / _PRECISION_NS) * _PRECISION_NS
         boot = procfs.boot_id()
-        return shift if boot and self.read_about().get("boot_id") == boot else 0
+        return shift if shift and boot and self.read_about().get("boot_id") == boot else 0
 
     def _read_mirror(self) -> bytes:
         return self.read_bytes(layout.MIRROR, layout.PAGE)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope.clock import now_ns
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
@@ -74,7 +74,7 @@ class HostDevice(DeviceMarks):
 
         def run() -> None:
             self.counts[place] = self.counts.get(place, 0) + more
-            stored = struct.pack("<QQ", self.counts[place], time.time_ns())
+            stored = struct.pack("<QQ", self.counts[place], now_ns())
             ctypes.memmove(self.slots.address + place, stored, 16)
 
         return run

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ncclscope import Verdict, diagnose, open_run
+from ncclscope.clock import now_ns
 from ncclscope.model import Activity, Rank, Run
 from tests.support.cluster import Cluster
 
@@ -482,12 +482,12 @@ def failed_after_waiting(
     cluster = Cluster(directory, SIZE)
     for rank in cluster.everybody:
         cluster.comm(rank, "world", cluster.everybody)
-    begun = time.time_ns() - int(waited * 1e9)
-    until = time.time_ns()
+    begun = now_ns() - int(waited * 1e9)
+    until = now_ns()
     for rank in cluster.everybody:
         for _ in range(calls):
             cluster.post([rank], "world", "send", peer=(rank + 1) % SIZE)
-    now = time.time_ns()
+    now = now_ns()
     activities = {
         "store_wait": Activity("store_wait", detail, 60, 1, begun, until),
         "raised": Activity("raised", f"{error} at train.py:3", 1, 1, now, now),
@@ -547,7 +547,7 @@ def test_ranks_that_failed_in_the_rendezvous_do_not_wait_any_more(tmp_path: Path
     """Peers that are gone refuse the connections of `init_process_group`, at once."""
     cluster = Cluster(tmp_path, SIZE)
     run = cluster.run()
-    now = time.time_ns()
+    now = now_ns()
     ranks = tuple(
         replace(
             rank,
@@ -578,7 +578,7 @@ def test_a_rank_that_was_killed_in_the_rendezvous_had_come_to_it(tmp_path: Path)
     """An engine kills the other workers when one fails: they are not why peers wait."""
     cluster = Cluster(tmp_path, SIZE)
     run = cluster.run()
-    now = time.time_ns()
+    now = now_ns()
     waits = Activity("init_process_group", "nccl at a.py:3", 600, 1, now - 60_000_000_000, None)
     raised = Activity("raised", "DistNetworkError at a.py:3", 0, 1, now, now)
     ranks = [
@@ -793,7 +793,7 @@ def rendezvous(directory: Path, errors: dict[int, str], *, calls: int = 0) -> Ve
     if calls:
         cluster.history("world", calls)
     run = cluster.run()
-    since = time.time_ns()
+    since = now_ns()
     now = since + 30_000_000_000
     ranks = []
     for rank in run.ranks:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.both_writers
 
 
 def table_in(rings: Path) -> tuple[Path, TransferTable]:
-    tracer = tracer_in(rings)
+    tracer = tracer_in(rings, details={"boot_id": ""})
     fill(tracer, tracer.communicator("k"), 1, 11)
     return Path(tracer.path), TransferTable(tracer.ring.path, tracer.ring.geometry)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ncclscope import Tracer, diagnose, open_run
+from ncclscope.clock import now_ns
 from ncclscope.engine.processes.evidence import absent_ranks
 from ncclscope.model.snapshot import (
     GpuSample,
@@ -58,7 +58,7 @@ def describe(directory: Path, host: str, **about: object) -> None:
 
 
 def test_a_node_that_was_copied_first_is_not_held_for_dead(tmp_path: Path) -> None:
-    now = time.time_ns() + 60 * SECOND
+    now = now_ns() + 60 * SECOND
     copied(tmp_path, 0, "a", calls=2, at=now)
     for rank in (1, 2, 3):
         copied(tmp_path, rank, "b", calls=3, at=now + 20 * SECOND)
@@ -78,7 +78,7 @@ def test_a_node_that_was_copied_first_is_not_held_for_dead(tmp_path: Path) -> No
 
 def test_a_job_that_runs_is_not_held_for_hung_because_it_went_on(tmp_path: Path) -> None:
     """Its second node was copied ten seconds and hundreds of calls after the first."""
-    now = time.time_ns()
+    now = now_ns()
     for rank in (0, 1):
         copied(tmp_path, rank, "a", calls=2, at=now)
     for rank in (2, 3):
@@ -151,7 +151,7 @@ def test_nodes_whose_hosts_have_the_same_name_are_kept_apart(tmp_path: Path) -> 
     for rank, node in enumerate("ab"):
         (tmp_path / node / "files").mkdir(parents=True)
         folder = tmp_path / node / "files"
-        ring = copied(folder, rank, "same", calls=3 - rank, at=time.time_ns(), pid=10)
+        ring = copied(folder, rank, "same", calls=3 - rank, at=now_ns(), pid=10)
         rings = {f"files/same/{ring.name}": {"alive": True, "beats": True}}
         document = {"ncclscope_node": 1, "host": "same", "rings": rings}
         (tmp_path / node / "node.json").write_text(json.dumps(document))
@@ -169,7 +169,7 @@ def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_s
     tmp_path: Path,
 ) -> None:
     for rank in range(2):
-        copied(tmp_path, rank, "a", calls=3 - rank, at=time.time_ns())
+        copied(tmp_path, rank, "a", calls=3 - rank, at=now_ns())
     describe(tmp_path, "a", alive=True, beats=True)
     (tmp_path / "a" / "attach.json").write_text(json.dumps(snapshot("a", worker(0, 10)).to_dict()))
 
@@ -196,7 +196,7 @@ def test_a_node_that_was_not_sampled_is_no_hole() -> None:
 
 
 def test_rings_of_a_host_that_was_not_sampled_are_not_dead(tmp_path: Path) -> None:
-    copied(tmp_path, 0, "a", calls=3, at=time.time_ns())
-    copied(tmp_path, 1, "b", calls=3, at=time.time_ns())
+    copied(tmp_path, 0, "a", calls=3, at=now_ns())
+    copied(tmp_path, 1, "b", calls=3, at=now_ns())
     (tmp_path / "attach.json").write_text(json.dumps(snapshot("a", worker(0, 10)).to_dict()))
     assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, None]

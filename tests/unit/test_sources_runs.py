@@ -31,7 +31,7 @@ def ring(
 ) -> None:
     """Leave a ring of a process that lived from one second to another."""
     labels = details.pop("labels", {})
-    details = {"host": "h", "started_ns": NOW + int(began * SECOND), **details}
+    details = {"host": "h", "boot_id": "", "started_ns": NOW + int(began * SECOND), **details}
     tracer = tracer_in(directory, rank=rank, world_size=len(ranks), labels=labels, details=details)
     if calls:
         fill(tracer, tracer.communicator(key, "tp:0", ranks), 1, calls + 1)

@@ -27,7 +27,17 @@ static uint64_t read_clock(clockid_t clock)
 
 static void read_process_clock(void)
 {
-    process_clock = read_clock(CLOCK_REALTIME) - read_clock(CLOCK_MONOTONIC);
+    /* As clock.difference_ns(): of five samples, the shortest counts. */
+    uint64_t shortest = UINT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        uint64_t before = read_clock(CLOCK_MONOTONIC);
+        uint64_t host = read_clock(CLOCK_REALTIME);
+        uint64_t after = read_clock(CLOCK_MONOTONIC);
+        if (after - before < shortest) {
+            shortest = after - before;
+            process_clock = host - (before + (after - before) / 2);
+        }
+    }
 }
 
 uint64_t ns_clock(void)

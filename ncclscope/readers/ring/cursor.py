@@ -183,7 +183,7 @@ class RingCursor:
         self.host = text(about.get("host")) or ""
         self.pid = number(about.get("pid"), _MOST_PIDS)
         self.gpu = integer(about.get("gpu"))
-        self.started_ns = integer(about.get("started_ns")) or 0
+        self.started_ns = self._ring.started_ns(about)
 
     def _take_texts(self, ring: RingFile) -> None:
         """Read new texts of the ring, such as names; they are rare."""

@@ -108,8 +108,8 @@ def _host_time(ring: RingFile, stamp: int, clock: int) -> int | None:
     """Convert a GPU time to the host's clock (ns); None if the result is implausible."""
     if not clock or not stamp:
         return None
-    found = stamp + clock
-    began = ring.about.get("started_ns")
-    if not isinstance(began, int) or found < began - _EARLY_NS:
+    found = ring.shifted(stamp + clock)
+    began = ring.started_ns(ring.about)
+    if not began or found < began - _EARLY_NS:
         return None
     return found if found <= ring.heartbeat_ns + _EARLY_NS else None

@@ -103,7 +103,7 @@ def read_ring(path: Path) -> Rank:
         p2p=transfers(ring, known),
         records=ring.head - ring.lost,
         lost=ring.lost,
-        started_ns=integer(about.get("started_ns")) or None,
+        started_ns=ring.started_ns(about) or None,
         last_seen_ns=ring.heartbeat_ns or None,
         exited=exited,
         alive=alive,

@@ -29,7 +29,7 @@ def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
             if read is None:
                 torn = True
             elif read[1].id and read[1].engine:
-                found[place] = read[0], _printable(read[1])
+                found[place] = read[0], _shifted(ring, _printable(read[1]))
         if not torn:
             break
     return tuple(transfer for _, transfer in sorted(found.values(), key=lambda one: one[0]))
@@ -38,6 +38,15 @@ def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
 def _printable(transfer: Transfer) -> Transfer:
     texts: dict[str, Any] = {name: printable(getattr(transfer, name)) for name in _TEXTS}
     return replace(transfer, **texts)
+
+
+def _shifted(ring: RingImage, transfer: Transfer) -> Transfer:
+    return replace(
+        transfer,
+        begun_ns=ring.shifted(transfer.begun_ns),
+        changed_ns=ring.shifted(transfer.changed_ns),
+        deadline_ns=ring.shifted(transfer.deadline_ns),
+    )
 
 
 def lost_transfers(ring: RingImage) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope.clock import now_ns
 from ncclscope.engine.case import Case
 from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Activity
@@ -285,7 +285,7 @@ def test_an_exception_that_ended_a_thread_is_told_though_another_went_on(
     cluster = cluster_of(4)
     for label in ("world", "save") * 3:
         post(cluster, cluster.everybody, label)
-    since = time.time_ns()
+    since = now_ns()
     for _ in range(3):
         post(cluster, cluster.everybody, "world")
     post(cluster, (0, 1, 3), "save", done=False)
@@ -310,7 +310,7 @@ def test_who_raised_in_a_call_waits_there_no_more(cluster_of: ClusterOf, line: s
     for _ in range(3):
         cluster.post(cluster.everybody, "world", site="train.py:9 step")
     cluster.post((0, 1, 3), "world", site="train.py:9 step", done=False)
-    run, since = cluster.run(), time.time_ns()
+    run, since = cluster.run(), now_ns()
     raised = Activity("raised", f"RuntimeError at {line}", 0, 1, since, since)
     ranks = [
         replace(rank, activities={"raised": raised}) if rank.rank == 3 else rank

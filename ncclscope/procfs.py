@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
+import time
 
 POLL_CALLS = {"x86_64": (7, 23, 232, 270, 271, 281, 441), "aarch64": (22, 72, 73, 441)}
 """Numbers of poll, select and epoll_wait with their variants, by machine."""
 _MOST_ANCESTORS = 32
+_SLEEP_CALL = {"x86_64": b"230", "aarch64": b"115"}.get(platform.machine(), b"")
+_MONOTONIC, _ABSOLUTE = 1, 1
+"""CLOCK_MONOTONIC and TIMER_ABSTIME, arguments of clock_nanosleep."""
+_TIME = struct.Struct("=qq")
 _ACCEPT_CALLS = {"x86_64": (43, 288), "aarch64": (202, 242)}
 _INPUT_CALLS = {
     str(number).encode()
@@ -64,6 +70,52 @@ def waits_for_input(pid: int) -> bool:
             return file.read().partition(b" ")[0] in _INPUT_CALLS
     except OSError:
         return False
+
+
+def sleeps_until(pid: int) -> int:
+    """Return when the timed sleep of a process's main thread ends, in ns by CLOCK_MONOTONIC.
+
+    No other process ends or prolongs such a sleep, as of Python's ``time.sleep``. Where only its
+    length is known, this is the latest time at which it can end.
+
+    Args:
+        pid: Its pid.
+
+    Returns:
+        0 where it does not sleep, or the kernel does not show it.
+    """
+    path = f"/proc/{pid}/task/{pid}/syscall"
+    try:
+        with open(path, "rb") as file:
+            before = file.read()
+        number, *fields = before.split()
+        if number != _SLEEP_CALL:
+            return 0
+        clock, flags, place = (int(text, 16) for text in fields[:3])
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(place)
+            seconds, nanoseconds = _TIME.unpack(memory.read(_TIME.size))
+        with open(path, "rb") as file:
+            if file.read() != before:  # it has woken meanwhile
+                return 0
+    except (OSError, ValueError, OverflowError, struct.error):  # a running thread shows "running"
+        return 0
+    length = int(seconds * 1_000_000_000 + nanoseconds)
+    if not flags & _ABSOLUTE:
+        return time.monotonic_ns() + length
+    return length if clock == _MONOTONIC else 0
+
+
+def switches(pid: int) -> int:
+    """Return the number of voluntary context switches of a process's main thread; 0 if unknown."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"voluntary_ctxt_switches:"):
+                    return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
 
 
 def processor_wait(pid: int) -> float | None:

@@ -13,8 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ncclscope.attach.blocked import blocked_in
+from ncclscope.clock import difference_ns
 from ncclscope.model.snapshot import ProcessSample
-from ncclscope.procfs import processor_wait
+from ncclscope.procfs import processor_wait, sleeps_until, switches
 from ncclscope.untrusted import printable
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -44,11 +45,12 @@ def read_sample(pid: int) -> ProcessSample:
             main_cpu_seconds=(int(main[11]) + int(main[12])) / _TICKS,
             main_delayed_seconds=processor_wait(pid) or 0.0,
             io_bytes=0 if main[0] == "D" else _io_bytes(home),
-            switches=_switches(home),
+            switches=switches(pid),
             wchan=wchan,
             threads=_threads(home),
             # In state D, even reading this file can hang.
             blocked="" if main[0] == "D" else blocked_in(home, wchan),
+            wakes_ns=_wakes_ns(pid) if main[0] == "S" else 0,
         )
     except (OSError, IndexError, ValueError):
         return _ENDED
@@ -93,12 +95,9 @@ def _io_bytes(home: Path) -> int:
     return sum(int(value) for name, _, value in lines if name in ("rchar", "wchar"))
 
 
-def _switches(home: Path) -> int:
-    """Return the number of voluntary context switches of the main thread."""
-    for line in _text(home / "status").splitlines():
-        if line.startswith("voluntary_ctxt_switches:"):
-            return int(line.split()[1])
-    return 0
+def _wakes_ns(pid: int) -> int:
+    until = sleeps_until(pid)
+    return until and until + difference_ns()
 
 
 def _threads(home: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from ncclscope.engine.damaged import has_damaged_transfers, is_peerless
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.model import Communicator, Rank, Run
-from ncclscope.model.activities import CPU
+from ncclscope.model.activities import ASLEEP, CPU
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.model.unranked import unranked
@@ -179,7 +179,9 @@ def _missing(run: Run) -> Iterator[str]:
     snapshot = run.snapshot
     if snapshot is None:
         return
-    bare = [rank.rank for rank in run.ranks if not rank.logs and rank.activities.keys() <= {CPU}]
+    bare = [
+        rank.rank for rank in run.ranks if not rank.logs and rank.activities.keys() <= {CPU, ASLEEP}
+    ]
     if bare and len(bare) == len(run.ranks):
         traced = any(one.rings for one in snapshot.workers)
         yield Gap.NOT_TRACED.of("not every" if traced else "no")

@@ -23,6 +23,9 @@ RAISED = "raised"
 CPU = "cpu"
 """CPU time since the newest call: since the first heartbeat after it, the process and those that it
 started have used as many microseconds as the number. It lasts as long as there are heartbeats."""
+ASLEEP = "asleep"
+"""One timed sleep of the main thread, noted while no call is posted, from the heartbeat on that saw
+it first; it ends as many milliseconds after that as the number, at the latest."""
 WORKER_DIED = "worker_died"
 """In an engine: a worker that ended unexpectedly; the detail is its name and its exit status, as
 vLLM logs them, and the number is its place among the engine's workers, from 1."""

@@ -117,6 +117,8 @@ class ProcessSample:
         main_delayed_seconds: Time for which the main thread was ready and had no processor.
         started_cpu_seconds: CPU time of the processes below it that are no ranks, in seconds.
         io_bytes: Bytes that it has read and written by system calls on files and pipes.
+        wakes_ns: When the timed sleep of its main thread ends at the latest, in nanoseconds since
+            1970; 0 where it does not sleep so.
     """
 
     state: str = ""
@@ -129,6 +131,7 @@ class ProcessSample:
     main_delayed_seconds: float = 0.0
     started_cpu_seconds: float = 0.0
     io_bytes: int = 0
+    wakes_ns: int = 0
 
 
 @dataclass(frozen=True)

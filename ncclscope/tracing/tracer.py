@@ -13,7 +13,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
@@ -21,14 +20,11 @@ from math import prod
 from typing import Any
 
 from ncclscope import native
-from ncclscope.clock import now_ns
 from ncclscope.model import signature
-from ncclscope.model.activities import CPU
 from ncclscope.model.sites import PLUMBING
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
-from ncclscope.ring.layout import HEARTBEAT_SECONDS
 from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.tombstone import until_recorded
 from ncclscope.ring.writer import Channel
@@ -37,9 +33,9 @@ from ncclscope.tracing import callsite, device, identity, scope
 from ncclscope.tracing.background import BackgroundThread
 from ncclscope.tracing.comm import Comm, Comms, NamelessTemplate, Template, describe, keep
 from ncclscope.tracing.graphs import Graphs
+from ncclscope.tracing.heart import Heart, keep_beating
 from ncclscope.tracing.host import CallGuard
 from ncclscope.tracing.known import warn_of_unknown
-from ncclscope.tracing.started import started_time_ns
 
 __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
@@ -107,7 +103,9 @@ class Tracer:
             self.post, self.watched = self._guard.post, self._guard.replayed
         else:
             self._record_natively()
-        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, Heart(self))
+        self._heartbeat = BackgroundThread(
+            "ncclscope-beat", keep_beating, Heart(self.ring, self.activity)
+        )
         if heartbeat:
             self._heartbeat.start()
         _tracers.add(self)
@@ -380,7 +378,9 @@ class Tracer:
 
     def detach(self) -> None:
         """Stop writing to the ring without changing it, in the child after a fork."""
-        self._heartbeat = BackgroundThread("ncclscope-beat", _keep_heartbeat, Heart(self))
+        self._heartbeat = BackgroundThread(
+            "ncclscope-beat", keep_beating, Heart(self.ring, self.activity)
+        )
         self._lock = threading.RLock()
         self.graphs.detach()
         self.device = None
@@ -400,44 +400,6 @@ def _open_guard(tracer: Tracer) -> CallGuard | None:
 
 _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
 """All tracers with a mapped file; a closed one still records."""
-
-
-class Heart:
-    """Stores heartbeats in a ring, with the process's CPU time since its newest call.
-
-    After a kill, the CPU time distinguishes a rank that was busy from one that was blocked. That of
-    processes that it started counts, too, from the second heartbeat on: a job that moves pays
-    nothing for it.
-
-    Args:
-        tracer: Has the ring.
-    """
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self._position = -1
-        self._since = self._used = 0
-        self._started: int | None = None
-
-    def beat(self) -> None:
-        """Store a heartbeat."""
-        ring, used = self._tracer.ring, time.process_time_ns()
-        started = 0
-        if ring.position != self._position:
-            self._position, self._since, self._used = ring.position, now_ns(), used
-            self._started = None
-        elif self._started is None:
-            self._started = started_time_ns()
-        else:
-            started = max(started_time_ns() - self._started, 0)
-        work = (used - self._used + started) // 1000
-        self._tracer.activity(CPU).begin(number=work, since=self._since)
-        ring.store_heartbeat()
-
-
-def _keep_heartbeat(stop: threading.Event, heart: Heart) -> None:
-    while not stop.wait(HEARTBEAT_SECONDS):
-        heart.beat()
 
 
 def _close_all() -> None:

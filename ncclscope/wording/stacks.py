@@ -43,6 +43,7 @@ class Sign(Phrase):
     CORE = "it took {:.0%} of a core"
     STARTED = "processes that it started took {:.0%} of a core"
     FILES = "it read and wrote {:.1f} MB"
+    SLEEPS = "it wakes in {:.0f} s"
 
 
 class Seen(Phrase):

@@ -19,6 +19,7 @@ class Keeps(Phrase):
     NOTED = "may still come to the call: its note says what keeps it"
     TRANSFER = "waits for the other side of its last call, or is busy after it"
     LATE = "is late, or in an endless loop"
+    ASLEEP = "is in one sleep, and goes on by itself when that ends"
     UNKNOWN = "is busy or stuck outside of any recorded call"
 
 
@@ -99,9 +100,17 @@ class Wait(Phrase):
         "{who:^} {absent:are} late for {where}, in which {waiting} {waiting:wait}: {at} ({shares} "
         "of a core), or in an endless loop."
     )
+    ASLEEP = (
+        "{who:^} {absent:are} late for {where}, in which {waiting} {waiting:wait}: "
+        "{absent:they} {absent:sleep}{at}, and {absent:wake} in {wakes:.0f} s."
+    )
     LATE_FOR_ALL = (
         "{who:^} {absent:are} late: {waiting} {waiting:wait}, rank {rank} in {call} on {comm}. "
         "{at}, or in an endless loop."
+    )
+    ASLEEP_FOR_ALL = (
+        "{who:^} {absent:are} late: {waiting} {waiting:wait}, rank {rank} in {call} on {comm}. "
+        "{absent:They} {absent:sleep}{at}, and {absent:wake} in {wakes:.0f} s."
     )
     AT_WORK = "It is at work"
     ELSEWHERE = (
@@ -109,7 +118,11 @@ class Wait(Phrase):
         "communicators, and may still come."
     )
     MAY_COME = "{} may still come to the call"
+    WAKES_NOW = "; late: {0} {0:sleep}, and {0:wake} in {1:.0f} s"
+    USES_NOW = "; {0} {0:are} at work: late, or in an endless loop"
+    MAY_END = "{} may still end the wait"
     MAY_AWAIT = "{others} may wait for {late} outside of the recorded calls, as at a lock"
+    WAKES = "rank {} is in one sleep, which ends in {:.0f} s at the latest"
     USES = "rank {}, with the processes that it started, uses {:.0%} of a core"
     HOLDS_SMS = (
         "likely: {0.call.op} on {0.comm} holds SMs for which the cooperative launch of {1.call.op} "

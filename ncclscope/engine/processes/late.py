@@ -1,17 +1,19 @@
-"""Tell a rank that is late, since it is at work, from one that hangs.
+"""Tell a rank that is late, since it is at work or asleep, from one that hangs.
 
 A rank that uses a core may still come to the call in which its peers wait, or never: in an endless
-loop it looks the same. So lateness is no hang, and never certain.
+loop it looks the same. A rank in a timed sleep goes on by itself when that ends. So lateness is no
+hang, and never certain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.precedence import as_consequence, is_hang
+from ncclscope.engine.processes.asleep import may_be_late, wakes_of
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions, seen_at
 from ncclscope.engine.repairs.graph import WaitGraph
@@ -78,8 +80,8 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
     if graph is None:
         return None
     ends = graph.sinks
-    shares = {rank: share_of_core(case, rank) for rank in ends}
-    if None in shares.values() or graph.released(ends) != graph.waiting.keys():
+    shares, wakes = shares_of_core(case, ends), wakes_of(case, ends)
+    if shares.keys() | wakes.keys() != ends or graph.released(ends) != graph.waiting.keys():
         return None
     first = min((wait for wait in graph.waits if wait.awaited & ends), key=lambda wait: wait.rank)
     comm = case.run.communicators[first.call.comm]
@@ -87,14 +89,15 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
     return Finding(
         kind=LATE,
-        summary=Wait.LATE_FOR_ALL.of(
+        summary=(Wait.LATE_FOR_ALL if shares else Wait.ASLEEP_FOR_ALL).of(
             who=who_text(case.run, absent),
             absent=absent,
             waiting=waiting,
             rank=first.rank,
             call=first.call,
             comm=comm,
-            at=at or Wait.AT_WORK,
+            at=(at or Wait.AT_WORK) if shares else f" {at}".rstrip(),
+            wakes=max(wakes.values(), default=0.0),
         ),
         comm=comm,
         seq=None,
@@ -104,7 +107,7 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         confidence="likely" if len(absent) == 1 else "ambiguous",
         role="cause",
         analyzer="late",
-        evidence=_uses(shares),
+        evidence=_evidence(shares, wakes),
         inferred=(Wait.MAY_COME.of(absent),),
     )
 
@@ -143,6 +146,8 @@ def _graph_of_transfers(case: Case, findings: Sequence[Finding]) -> WaitGraph | 
 
 def _late(case: Case, finding: Finding) -> Finding:
     """Return a finding about a wait, as a late one where each rank that is awaited is at work."""
+    if finding.kind == "init_stalled" and finding.role == "cause" and finding.diverging_ranks:
+        return _late_at_store(case, finding)
     comm = finding.comm
     waits = finding.kind in WAITS or (finding.kind == "extra_call" and is_hang(finding))
     if finding.role != "cause" or not waits or comm is None or finding.aligned:
@@ -157,11 +162,11 @@ def _late(case: Case, finding: Finding) -> Finding:
         absent = tuple(rank for rank in comm.ranks if rank not in waiting)
     if waiting and absent and all(_goes_on(case, rank, waiting) for rank in absent):
         return _not_there_yet(case, finding, comm, waiting, absent)
-    shares = {rank: share_of_core(case, rank) for rank in absent}
-    at_work = {rank: share for rank, share in shares.items() if share is not None}
-    others = [rank for rank in absent if rank not in at_work]
+    shares, wakes = shares_of_core(case, absent), wakes_of(case, absent)
+    late = sorted({*shares, *wakes})
+    others = [rank for rank in absent if rank not in late]
     usual = [rank for rank in others if is_as_slow_as_ever(case, rank, comm.key)]
-    if not waiting or not at_work or not all(_may_come(case, rank) for rank in others):
+    if not waiting or not late or not all(_may_come(case, rank) for rank in others):
         return finding
     if usual != others and finding.diverging_ranks:
         return finding  # most have come: one that is not at work keeps them waiting
@@ -171,21 +176,37 @@ def _late(case: Case, finding: Finding) -> Finding:
     return replace(
         finding.naming(absent) if is_few else finding.undecided(absent),
         kind=LATE,
-        summary=Wait.LATE.of(
-            who=who_text(case.run, sorted(at_work)),
-            absent=sorted(at_work),
+        summary=(Wait.LATE if shares else Wait.ASLEEP).of(
+            who=who_text(case.run, late),
+            absent=late,
             where=numbered(comm, finding.seq, call),
             waiting=waiting,
-            at=at or "at work",
-            shares=", ".join(f"{share:.0%}" for share in at_work.values()),
+            at=(at or "at work") if shares else f" {at}".rstrip(),
+            shares=", ".join(f"{share:.0%}" for share in shares.values()),
+            wakes=max(wakes.values(), default=0.0),
         ),
         peers=call,
-        evidence=(*finding.evidence, *_uses(at_work)),
+        evidence=(*finding.evidence, *_evidence(shares, wakes)),
         inferred=(
             *finding.inferred,
             Wait.MAY_COME.of(absent),
-            *((Wait.MAY_AWAIT.of(others=others, late=at_work),) if usual != others else ()),
+            *((Wait.MAY_AWAIT.of(others=others, late=late),) if usual != others else ()),
         ),
+    )
+
+
+def _late_at_store(case: Case, finding: Finding) -> Finding:
+    """Return a finding about a wait without a call as a late one, if all it names are late."""
+    absent = finding.diverging_ranks
+    shares, wakes = shares_of_core(case, absent), wakes_of(case, absent)
+    if shares.keys() | wakes.keys() != {*absent}:
+        return finding
+    clause = Wait.USES_NOW.of(absent) if shares else Wait.WAKES_NOW.of(absent, max(wakes.values()))
+    late = replace(finding.with_clause(clause), kind=LATE)
+    return replace(
+        late,
+        evidence=(*finding.evidence, *_evidence(shares, wakes)),
+        inferred=(*finding.inferred, Wait.MAY_END.of(absent)),
     )
 
 
@@ -235,8 +256,17 @@ def _not_there_yet(
     )
 
 
-def _uses(shares: Mapping[int, float | None]) -> tuple[str, ...]:
-    return tuple(Wait.USES.of(rank, share) for rank, share in shares.items())
+def _evidence(shares: Mapping[int, float], wakes: Mapping[int, float]) -> tuple[str, ...]:
+    return (
+        *(Wait.USES.of(rank, share) for rank, share in shares.items()),
+        *(Wait.WAKES.of(rank, seconds) for rank, seconds in wakes.items()),
+    )
+
+
+def shares_of_core(case: Case, numbers: Iterable[int]) -> dict[int, float]:
+    """Return the shares of a core of the ranks at work, by rank; see :func:`share_of_core`."""
+    found = {rank: share_of_core(case, rank) for rank in numbers}
+    return {rank: share for rank, share in found.items() if share is not None}
 
 
 def share_of_core(case: Case, number: int) -> float | None:
@@ -249,14 +279,12 @@ def share_of_core(case: Case, number: int) -> float | None:
         The share; None where the rank is not at work, or that is not known.
     """
     rank = case.run.by_rank.get(number)
-    if rank is None or number in case.waits.pending_calls or rank.details.get("stopped"):
+    if rank is None or not may_be_late(case, rank):
         return None
-    if rank.details.get("ended_with"):
-        return None  # an exception ended its program: it is being taken down
     snapshot = case.run.snapshot
     motion = None if snapshot is None else read_motions(snapshot).get(number)
     if motion is not None and motion.condition in ("moving", "still"):
-        return motion.cpu if motion.is_at_work else None
+        return motion.cpu if motion.is_at_work and motion.wakes is None else None
     noted = doing(rank)
     if is_idle(rank) or uses_unrecorded(rank) or not (noted is None or noted.is_work):
         return None

@@ -48,6 +48,8 @@ MOVED_BYTES = 1 << 16
 STARVED = 0.6
 """Share of the time for which a thread that is ready to run has no processor, above which it is
 starved. Two threads that spin on one processor have none half of the time."""
+SOON_SECONDS = 60.0
+"""Seconds within which a sleep must end for the rank to count as late."""
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
 _ENGINES = re.compile(r"(?:^|/)(?:vllm|sglang|ray)/")
@@ -97,6 +99,11 @@ class Motion:
     def why(self) -> str:
         """Why it counts as moving, in words; empty where it does not move."""
         return "" if self.movement is None else str(self.movement)
+
+    @property
+    def wakes(self) -> float | None:
+        """Seconds after which the timed sleep ends that it spent all samples in; None for none."""
+        return self.movement.amounts[0] if self.movement and self.sign is Sign.SLEEPS else None
 
     @property
     def rank(self) -> int:
@@ -227,20 +234,21 @@ def starved(snapshot: Snapshot | None) -> dict[int, float]:
 def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
     """Return what each rank was doing, by rank."""
     several = len(snapshot.workers) > 1
-    return {worker.rank: _motion(worker, snapshot.gap, several) for worker in snapshot.workers}
+    return {worker.rank: _motion(worker, snapshot, several) for worker in snapshot.workers}
 
 
 def read_engines(snapshot: Snapshot) -> list[Motion]:
     """Return what the engines did that send workers their requests."""
-    return [_motion(engine, snapshot.gap, several=True) for engine in snapshot.engines]
+    return [_motion(engine, snapshot, several=True) for engine in snapshot.engines]
 
 
 def read_servers(snapshot: Snapshot) -> list[Motion]:
     """Return what the processes did that receive requests, or pass messages between engines."""
-    return [_motion(server, snapshot.gap, several=True) for server in snapshot.servers]
+    return [_motion(server, snapshot, several=True) for server in snapshot.servers]
 
 
-def _motion(worker: Worker, gap: float, several: bool) -> Motion:
+def _motion(worker: Worker, snapshot: Snapshot, several: bool) -> Motion:
+    gap = snapshot.gap
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""
     cpu = main_cpu = delayed = switches = 0.0
@@ -275,6 +283,8 @@ def _motion(worker: Worker, gap: float, several: bool) -> Motion:
         # Switches and system call are those of the main thread.
         own = switches if one.thread in ("", "MainThread") else 0.0
         movement = _activity(op, waits, worker, main_cpu, own, gap)
+        if movement is None and waits == "sleep":
+            movement = _sleep(worker, snapshot.time_ns)
         condition = "moving" if movement else "still"
     if condition == "moving" and one.waits is None:
         op, waits, unrecorded = None, None, False
@@ -322,6 +332,15 @@ def _activity(
     return None if waits in ("collective", "device") else _work_beside(worker, waits, gap)
 
 
+def _sleep(worker: Worker, now_ns: int) -> Movement | None:
+    """Return the one timed sleep that a rank spent all samples in; None if that lasts for long."""
+    ends = [sample.wakes_ns for sample in worker.samples]
+    if not all(ends) or len({sample.switches for sample in worker.samples}) > 1:
+        return None
+    left = max(0.0, (min(ends) - now_ns) / 1e9)
+    return Movement(Sign.SLEEPS, (left,)) if left <= SOON_SECONDS else None
+
+
 def _work_beside(worker: Worker, waits: str | None, gap: float) -> Movement | None:
     """Return what a rank whose main thread rests gets done by others: processes, or files."""
     if len(worker.samples) < 2:
@@ -346,6 +365,8 @@ def seen_at(run: Run, number: int) -> str:
         return ""
     if motion.sign is Sign.STARTED:
         return Seen.STARTED_WORK.of(motion.text)
+    if motion.wakes is not None:
+        return f"at {motion.text}"
     if motion.work:
         return f"in {motion.text}"
     return Seen.AT_WORK.of(motion.text) if motion.condition == "moving" else f"at {motion.text}"
@@ -354,7 +375,7 @@ def seen_at(run: Run, number: int) -> str:
 def is_seen_at_work(run: Run, number: int) -> bool:
     """Return whether a process snapshot shows a rank at work that has no name of its own."""
     motion = _seen_outside(run, number)
-    if motion is None or motion.condition != "moving":
+    if motion is None or motion.condition != "moving" or motion.wakes is not None:
         return False
     return motion.sign is Sign.STARTED or not motion.work
 

@@ -123,7 +123,7 @@ def _late(
     return unless_late(
         Judgement(
             kind="late",
-            summary=(Seen.LATE if one.work else Seen.AT_WORK_LATE).of(
+            summary=(Seen.LATE if one.work or one.wakes is not None else Seen.AT_WORK_LATE).of(
                 [motion.rank for motion in moving], one.remarked(one.why), waiting_text(classes)
             ),
             diverging=ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ncclscope.engine.processes.asleep import wakes_of
 from ncclscope.engine.processes.motion import is_seen_at_work
 from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.waits.completion import is_in_transfer
@@ -34,6 +35,8 @@ def _what_keeps(case: Case, rank: Rank) -> Keeps:
         return Keeps.IDLE
     if doing(rank) is not None or raised(case, rank) is not None:
         return Keeps.KEPT if rank.alive is False else Keeps.NOTED
+    if wakes_of(case, [rank.rank]):
+        return Keeps.ASLEEP
     if is_in_transfer(rank):
         return Keeps.TRANSFER
     return Keeps.LATE if is_seen_at_work(case.run, rank.rank) else Keeps.UNKNOWN

@@ -15,7 +15,7 @@ from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Rank
 from ncclscope.model.activities import COMPILE, CPU, STORE_WAIT
 from ncclscope.model.memory import ListLog
-from ncclscope.tracing import tracer as tracing
+from ncclscope.tracing import heart
 from ncclscope.tracing.started import started_time_ns
 from tests.support.cluster import Cluster
 from tests.support.rings import read, tracer_in
@@ -190,16 +190,16 @@ def test_heartbeats_count_cpu_time_from_the_newest_call_on(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, used = [10_000_000_000], [3_000_000_000]
-    monkeypatch.setattr(tracing, "now_ns", lambda: now[0])
-    monkeypatch.setattr(tracing.time, "process_time_ns", lambda: used[0])
+    monkeypatch.setattr(heart, "now_ns", lambda: now[0])
+    monkeypatch.setattr(heart.time, "process_time_ns", lambda: used[0])
     tracer = tracer_in(rings, rank=0, world_size=1)
     comm = tracer.communicator("KEY", "world", [0], "gloo")
 
-    heart = tracing.Heart(tracer)
+    beating = heart.Heart(tracer.ring, tracer.activity)
 
     def beats(count: int) -> None:
         for _ in range(count):
-            heart.beat()
+            beating.beat()
             now[0] += 1_000_000_000
             used[0] += 250_000_000
 
@@ -225,17 +225,17 @@ def test_heartbeats_count_the_cpu_time_of_started_processes(
         """Leave the values to this thread: heartbeats of other tests may still run."""
         return next(started) if threading.current_thread() is own else 0
 
-    monkeypatch.setattr(tracing, "started_time_ns", used)
-    monkeypatch.setattr(tracing.time, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(heart, "started_time_ns", used)
+    monkeypatch.setattr(heart.time, "process_time_ns", lambda: 0)
     tracer = tracer_in(rings, rank=0, world_size=1)
     comm = tracer.communicator("KEY", "world", [0], "gloo")
-    heart = tracing.Heart(tracer)
+    beating = heart.Heart(tracer.ring, tracer.activity)
 
     for _ in range(3):
         tracer.record(comm, "all_reduce", shape=(2,), dtype="float32", redop="sum")
-        heart.beat()
-    heart.beat()
-    heart.beat()
+        beating.beat()
+    beating.beat()
+    beating.beat()
 
     assert read(tracer.path).activities[CPU].number == 1_500_000
 

@@ -35,9 +35,9 @@ def _wakes_in(case: Case, number: int) -> float | None:
         return None
     snapshot = case.run.snapshot
     motion = None if snapshot is None else read_motions(snapshot).get(number)
-    if motion is not None and motion.condition in ("moving", "still"):
-        if motion.wakes is None or CPU not in rank.activities:
-            return motion.wakes  # it is awake, or no heartbeat shows for how long it has slept
+    is_seen = motion is not None and motion.condition in ("moving", "still")
+    if motion is not None and is_seen and (motion.wakes is None or CPU not in rank.activities):
+        return motion.wakes  # it is awake, or no heartbeat shows for how long it has slept
     sleep, seen = lasting(rank, ASLEEP), rank.last_seen_ns
     if sleep is None or seen is None or is_idle(rank):
         return None

@@ -18,6 +18,9 @@ from ncclscope.wording.skips import Skip
 _NEAR = 8
 """Calls within which another order explains a call that one rank posted earlier."""
 
+_OFTEN = 3
+"""Times that other calls followed the peers' newest one, so that the extra one was not next."""
+
 
 class ExtraCall:
     """One rank posted a call that its peers do not have, and went on."""
@@ -91,7 +94,7 @@ def _too_early(case: Case, difference: Difference, later: dict[int, int]) -> tup
         return ()
     after = followers(log, log.calls)
     own = habit_of(difference.odd_call), difference.odd_call.site
-    if own not in after and (after or first.matched > first.inserted):
+    if own not in after and (len(after) >= _OFTEN or first.matched > first.inserted):
         return ()
     past = Skip.ALWAYS_NEXT if {*after} == {own} and len(after) > 1 else Skip.WAS_NEXT
     return (Skip.NEXT.of(one=difference, past=past if own in after else Skip.MAY_BE_NEXT),)

@@ -29,10 +29,10 @@ from ncclscope.engine.linked import (
     pids_of,
     without_transfers,
 )
-from ncclscope.engine.precedence import as_consequence, in_order, is_hang, settle
+from ncclscope.engine.precedence import LATE, as_consequence, in_order, is_hang, settle
 from ncclscope.engine.processes.device_rows import describe_device, device_notes
 from ncclscope.engine.processes.evidence import Evidence, describe_snapshot, gather_evidence
-from ncclscope.engine.processes.late import LATE, with_late
+from ncclscope.engine.processes.late import with_late
 from ncclscope.engine.processes.locks import with_locks
 from ncclscope.engine.registry import Analyzer, load_analyzers
 from ncclscope.engine.repairs.retold import retold

@@ -49,8 +49,7 @@ def with_locks(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _in_calls(case: Case, locks: _Edges) -> _Edges:
     """Return for which of the ranks at a lock others wait in their calls."""
     edges = {
-        rank: frozenset(one.absent) & locks.keys()
-        for rank, one in case.waits.pending_calls.items()
+        rank: frozenset(one.absent) & locks.keys() for rank, one in case.waits.pending_calls.items()
     }
     snapshot = case.run.snapshot
     if snapshot is not None and not edges:

@@ -170,9 +170,7 @@ def test_what_differs_is_the_cause_and_not_who_is_late(cluster_of: ClusterOf) ->
 
 
 @pytest.mark.parametrize("meets", [False, True])
-def test_who_is_late_for_others_alone_is_one_more_cause(
-    cluster_of: ClusterOf, meets: bool
-) -> None:
+def test_who_is_late_for_others_alone_is_one_more_cause(cluster_of: ClusterOf, meets: bool) -> None:
     """Ranks 5 and 2 keep a trio waiting each; or rank 2 waits for rank 5 itself."""
     cluster = cluster_of(6)
     cluster.history()

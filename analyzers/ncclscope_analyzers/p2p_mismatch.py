@@ -27,6 +27,8 @@ from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import call_there, placed, plural, rank_text, site_text
 from ncclscope.wording.p2p import Unpaired, half_missing, misdirected
 
+_TURNS = 2
+"""Times that two ranks have taken turns, after which each is expected to wait for its own."""
 Cycle = Sequence[tuple[int, Call]]
 """Ranks that wait for the next one each, with the calls in which they wait."""
 
@@ -247,6 +249,8 @@ class P2pMismatch:
             why = Unpaired.NEVER_RECEIVED.of(first.peer)
         elif first.rank == diverging and first.number == 1 and len(own) == 2:
             why = Unpaired.NEW.of(first.peer, own[-1].rank)
+        elif first.rank == diverging and _is_out_of_turn(case, first):
+            why = Unpaired.OUT_OF_TURN.of(first.rank, first.peer, own[-1].rank)
         return Finding(
             kind=self.name,
             summary=misdirected(
@@ -345,8 +349,8 @@ def _singled_out(
 
     All of them share it, and each peer has gone on without posting its half: a rank that waits for
     a third one has just as many unmatched transfers, and has not caused them. Or its half is the
-    first that it ever posted with that peer, and exactly what another rank waits for; no other
-    rank has such a half.
+    first that it ever posted with that peer, or out of turn, and exactly what another rank waits
+    for; no other rank has such a half.
     """
     if len(found) < 2 or len({transfer.pair.comm.key for transfer in found}) > 1:
         return None
@@ -357,12 +361,43 @@ def _singled_out(
         (own, other)
         for own in found
         for other in found
-        if own.number == 1
+        if (own.number == 1 or _is_out_of_turn(case, own))
         and other.number > 1
         and other.peer == own.rank
         and _is_for(own.call, other.call)
     ]
-    return (turned[0][0].rank, turned[0]) if len(turned) == 1 else None
+    return (turned[0][0].rank, turned[0]) if len({own.rank for own, _ in turned}) == 1 else None
+
+
+def _is_out_of_turn(case: Case, transfer: StuckTransfer) -> bool:
+    """Return whether a rank posted a half twice in a row, though both ranks always took turns.
+
+    Its peer has kept to that, as one that asks and is answered.
+    """
+    key, ranks = transfer.pair.comm.key, transfer.pair.comm.ranks
+    places = ranks.index(transfer.rank), ranks.index(transfer.peer)
+    own, other = (
+        _turns(case.run.by_rank[ranks[one]].p2p[key], transfer.call.op, peer)
+        for one, peer in (places, places[::-1])
+    )
+    return len(own) > _TURNS and not own[-1] and all((*own[:-1], *other)) and len(other) >= _TURNS
+
+
+def _turns(calls: Sequence[Call], op: str, peer: int) -> list[bool]:
+    """Return whether a rank posted the other half between each two such halves with a peer.
+
+    A receive from any source may be that half.
+    """
+    found: list[bool] = []
+    has_turned: bool | None = None
+    for call in calls:
+        if call.op == op and call.peer == peer:
+            if has_turned is not None:
+                found.append(has_turned)
+            has_turned = False
+        elif call.op != op and call.peer in (peer, None) and has_turned is not None:
+            has_turned = True
+    return found
 
 
 def _is_for(own: Call, other: Call) -> bool:

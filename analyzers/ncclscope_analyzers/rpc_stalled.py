@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.processes.late import LATE
+from ncclscope.engine.precedence import LATE
 from ncclscope.engine.processes.motion import seen_at
 from ncclscope.engine.services.answers import Unanswered, unanswered
 from ncclscope.engine.services.engines import (

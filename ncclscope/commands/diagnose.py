@@ -77,11 +77,12 @@ class DiagnoseCommand:
 
 def _run(arguments: argparse.Namespace, paths: Sequence[str]) -> Run:
     from ncclscope.attach.host.kernel_log import KMSG, with_kernel_log
+    from ncclscope.attach.host.locks import with_locks
     from ncclscope.attach.host.queues import with_queues
     from ncclscope.readers import open_run
 
     log = Path(arguments.kernel_log) if arguments.kernel_log else KMSG
-    run = with_queues(with_kernel_log(open_run(*paths), log))
+    run = with_locks(with_queues(with_kernel_log(open_run(*paths), log)))
     # The screen names what to read again, and not our copies.
     return run if paths == arguments.paths else replace(run, sources=tuple(arguments.paths))
 

@@ -16,8 +16,11 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import Coverage, unrecorded_kinds, uses_unrecorded
 from ncclscope.engine.precedence import as_consequence
 from ncclscope.engine.processes.device_verdict import Reading, compare_ras_counts
+from ncclscope.engine.processes.judgement import finding_of
 from ncclscope.engine.processes.kernel import with_host
+from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.processes.positions import Position, Positions
+from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.engine.reservations import (
     WAITS,
     unless_damaged,
@@ -73,7 +76,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     if any(one.role == "cause" for one in found):
         # The snapshot's findings are reported as data sources then, not as findings.
         elsewhere = [*seen, *_from_counts(case)]
-        found = [_singled_out(case, one, elsewhere) for one in found]
+        found = [_singled_out(case, one, [*elsewhere, *_among_members(case, one)]) for one in found]
         seen = []
     else:
         seen = [_unless_serving(case, unless_moving(case, one), found) for one in seen]
@@ -212,6 +215,18 @@ def _singled_out(case: Case, finding: Finding, seen: Sequence[Finding]) -> Findi
                 inferred=(*one.inferred, str(Doubt.SNAPSHOT)),
             )
     return finding
+
+
+def _among_members(case: Case, finding: Finding) -> Iterable[Finding]:
+    """Yield what stacks show of the members of a finding's communicator alone."""
+    snapshot, members = case.run.snapshot, finding.comm.ranks if finding.comm is not None else ()
+    if snapshot is None or finding.role != "cause" or finding.diverging_ranks:
+        return
+    motions = read_motions(snapshot)
+    if len(members) < len(motions) and motions.keys() >= {*members}:
+        judged = judge_stacks([motions[rank] for rank in members], snapshot.gap)
+        if judged is not None:
+            yield replace(finding_of(judged), analyzer=FROM_STACKS)
 
 
 def _unless_serving(case: Case, finding: Finding, found: Sequence[Finding]) -> Finding:

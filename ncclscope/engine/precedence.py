@@ -21,6 +21,9 @@ HANG_KINDS = frozenset(
 )
 """Kinds of findings in which sequences agree as far as they go, and a rank waits forever."""
 
+LATE = "late"
+"""The kind of a finding about ranks at work for which others wait."""
+
 _CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
 
 
@@ -216,10 +219,13 @@ def _without_survived(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:
-    """Return a sort key: causes first, differences before waits, certain before ambiguous."""
+    """Return a sort key: causes first, differences before waits, certain before ambiguous.
+
+    Who is late hangs nobody, and comes last of the causes.
+    """
     return (
         0 if finding.role == "cause" else 1,
-        1 if is_hang(finding) else 0,
+        2 if finding.kind == LATE else 1 if is_hang(finding) else 0,
         _CONFIDENCE[finding.confidence] // 2,
     )
 

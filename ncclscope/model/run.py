@@ -153,6 +153,8 @@ class Run:
         snapshot: The snapshot of the live processes; None without one.
         kernel: What the kernel of a rank's host logged about memory and GPUs, oldest first.
         queues: Message queues of vLLM whose processes live on this host.
+        locks: For each rank that waits for file locks: the ranks that hold them, -1 for any other
+            process.
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
         unreadable: Missing ranks whose records are damaged or cannot be read.
@@ -173,6 +175,7 @@ class Run:
     snapshot: Snapshot | None = None
     kernel: tuple[KernelEvent, ...] = ()
     queues: tuple[QueueState, ...] = ()
+    locks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     dumped: Run | None = None
     unreadable: tuple[int, ...] = ()
     linked: tuple[Run, ...] = ()

@@ -156,6 +156,7 @@ class Worker:
         accepted: For each port that it listens on: the ranks whose connections it has accepted
             there, -1 for any other process. Ports without connections are left out.
         clients: Of a server: connections to the port on which it serves.
+        locked_by: Ranks that hold the file locks for which it waits, -1 for any other process.
     """
 
     pid: int
@@ -173,6 +174,7 @@ class Worker:
     lost_peers: tuple[str, ...] = ()
     accepted: tuple[tuple[int, ...], ...] = ()
     clients: int = 0
+    locked_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         snapshot=snapshot,
         kernel=snapshot.kernel,
         queues=snapshot.queues,
+        locks={one.rank: one.locked_by for one in snapshot.workers if one.locked_by},
     )
 
 
@@ -254,4 +255,5 @@ _SPECIAL: dict[tuple[type, str], Callable[[Any], Any]] = {
     (Worker, "accepted"): lambda value: tuple(
         tuple(map(rank_number, _list(peers))) for peers in _list(value)
     ),
+    (Worker, "locked_by"): lambda value: tuple(map(rank_number, _list(value))),
 }

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclscope import procfs
+from ncclscope.attach.host.locks import with_locks
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS
 from ncclscope.engine.sequences.mixed_records import reduced_keys
 from ncclscope.engine.verdict import Verdict, diagnose
@@ -75,6 +76,7 @@ class Watcher:
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
+        self._is_local = rings is None
         self._rings = Rings(*directories) if rings is None else rings
         self._seen: set[Path] = set()
         self._hashes = HashComparison(clock)
@@ -383,7 +385,8 @@ class Watcher:
         return verdict
 
     def _assembled(self, ranks: Sequence[Rank]) -> Run:
-        return assemble([*ranks, *self.untraced], sources=self.sources)
+        run = assemble([*ranks, *self.untraced], sources=self.sources)
+        return with_locks(run) if self._is_local else run
 
     def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:
         """Return the stuck ranks and the members of the communicators that they are stuck on."""

@@ -113,6 +113,10 @@ class Unpaired(Phrase):
     NOT_RECEIVED = "rank {} has sent it {}, and it has posted {} from there"
     NEVER_RECEIVED = "it has never received from rank {}, and lacks a receive elsewhere"
     NEW = "it never had such a transfer with rank {} before, and rank {} waits for just this one"
+    OUT_OF_TURN = (
+        "ranks {0} and {1} took turns each time, rank {0} has now posted two in a row, and rank "
+        "{2} waits for just this one"
+    )
     ONLY_SHARED = "it is the only rank that all transfers without a match share"
     UNFIT = (
         "{sender:^} posted {sent} on {comm}, and {receiver} {received}: transfer {number} between "

@@ -72,6 +72,7 @@ class Seen(Phrase):
     MAY_SEND = "{:^} may wait to send to {}."
     SMALLER_GROUP = "{:^} may wait in a smaller group, for {}."
     SEVERAL_GROUPS = "{0:^} {0:wait} in calls of several groups."
+    BESIDE_GROUPS = "{0:^} {0:wait} in different calls of groups without {1}."
     CHAINS_END = "All chains of waiting end in {}."
     DISAGREE = "The data sources name different ranks."
     AMONG = "among the candidates, {} names one"

@@ -132,6 +132,13 @@ class Wait(Phrase):
     )
 
 
+class Lock(Phrase):
+    """Whose file locks ranks wait for."""
+
+    HELD = "rank {0} waits for a file lock that {1} {1:hold}"
+    IN_CALL = "rank {} waits for {} in its call"
+
+
 class Queue(Phrase):
     """That a process has not read a message queue."""
 

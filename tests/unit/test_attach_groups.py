@@ -246,6 +246,38 @@ def test_ranks_in_one_line_are_no_majority_if_one_shares_no_group_with_the_other
     assert named(judge([reduce, reduce, reduce, REDUCE], WHOLE)) == ((3,), ())
 
 
+def test_a_pair_in_one_line_waits_for_the_rank_apart_if_it_has_no_other_group_alone() -> None:
+    """Ranks 0 and 2 are a pair, and would have met; rank 3 is in no group without rank 1."""
+    pair = {0: ((1, 2, 3), (2,)), 1: ((2, 3),), 2: ((3,),), 3: ()}
+    reduce, creation = call("all_reduce", 23, "given"), call("new_group", 21)
+
+    assert named(judge([reduce, creation, reduce, reduce], pair)) == ((1,), ())
+
+
+def test_ranks_in_different_calls_of_a_group_of_their_own_wait_for_nobody_else() -> None:
+    """Rank 1 keeps its trio waiting, and something else the other one."""
+    reduce, gather = call("all_reduce", 28, "given"), call("all_gather", 26, "given")
+    away = elsewhere(31)
+
+    assert named(judge([reduce, away, *[reduce] * 4], TRIOS)) == ((1,), ())
+    assert named(judge([reduce, away, *[reduce] * 3, gather], TRIOS)) == ((), (1, 3, 4, 5))
+    assert named(judge([reduce, away, gather, *[reduce] * 3], TRIOS)) == ((1,), ())
+
+
+def test_a_majority_of_two_iterations_is_no_single_call() -> None:
+    """Rank 3 is in the call of the iteration before, at the same line as its peers."""
+
+    def at(op: str, line: int, step: int) -> tuple[Frame, ...]:
+        outer, main, *inner = call(op, line)
+        return (outer, replace(main, counters={"step": step}), *inner)
+
+    reduce, behind = at("all_reduce", 28, 12), at("all_reduce", 28, 11)
+    other = at("gather", 33, 11)
+
+    assert named(judge([reduce, other, reduce, behind, reduce])) == ((), (1, 3))
+    assert named(judge([reduce, other, reduce, reduce, reduce])) == ((1,), ())
+
+
 def test_ranks_in_several_calls_of_one_function_of_torch_are_in_one_call() -> None:
     """The root sends the size of an object, and the others wait for the object."""
 

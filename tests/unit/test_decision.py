@@ -163,6 +163,27 @@ def test_a_tie_in_the_records_is_decided_by_a_stack(tmp_path: Path) -> None:
     assert singled_out(verdict) == ("not_joined", (1,), "likely")
 
 
+@pytest.mark.parametrize("gap", [12.0, 2.0])
+def test_a_tie_in_a_group_is_decided_by_the_stacks_of_its_members(
+    tmp_path: Path, gap: float
+) -> None:
+    """Of all ranks, most are in another call: they wait for ranks of their own."""
+    cluster = Cluster(tmp_path, 5)
+    for _ in range(3):
+        cluster.post((0, 1), "pair", members=(0, 1))
+        cluster.post((2, 3, 4), "trio", "all_gather", members=(2, 3, 4))
+    cluster.post((0,), "pair", members=(0, 1), done=False)
+    cluster.post((2, 3, 4), "trio", "all_gather", members=(2, 3, 4), done=False)
+    run = living(cluster.run(), 30.0)
+    workers = [worker(0, in_collective("all_reduce", 10)), worker(1, elsewhere(5))]
+    workers += [worker(rank, in_collective("all_gather", 12)) for rank in (2, 3, 4)]
+
+    causes = diagnose(replace(run, snapshot=snapshot(workers, gap=gap))).causes
+
+    named = [one.diverging_ranks for one in causes if one.kind == "not_joined"]
+    assert named == [(1,) if gap > 10 else ()]
+
+
 def test_a_job_that_was_seen_to_post_is_ok(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 2)
     cluster.history("world")

@@ -88,6 +88,10 @@ def within_groups(
         return _narrowed(found, by_rank, waits)
     if not found.candidates and _are_of_several_groups(by_rank, apart, groups):
         return found.with_note(Seen.SEVERAL_GROUPS.of({*by_rank} - apart)).undecided(by_rank)
+    if beside := _stuck_beside(by_rank, apart, groups):
+        return found.with_note(Seen.BESIDE_GROUPS.of(beside, apart)).undecided(
+            sorted(apart | beside)
+        )
     may_send = _may_send(by_rank[min(apart)], apart) and _may_have_passed(by_rank, apart)
     added: set[int] = set()
     for rank in apart:
@@ -121,18 +125,48 @@ def _may_send(motion: Motion, apart: Collection[int]) -> bool:
 def _are_of_several_groups(
     motions: Mapping[int, Motion], apart: Collection[int], groups: frozenset[Group] | None
 ) -> bool:
-    """Return whether the ranks of a majority name a group, and one is in none with a rank apart.
+    """Return whether the ranks of a majority name a group, and some may wait for each other alone.
 
-    It waits for another rank of the majority, which is then in another call of that line.
+    They are in groups without a rank apart, and in calls of several of them at that line.
     """
     others = frozenset(motions).difference(apart)
+    named = {group_named_by(motions[rank]) for rank in others}
+    if named != {_GIVEN} or {group_named_by(motions[rank]) for rank in apart} != {_DEFAULT}:
+        return False
+    smaller = [one for one in groups or () if len(one) < len(motions) and one.isdisjoint(apart)]
+    own = {rank: [group for group in smaller if rank in group] for rank in others}
+    left: Group = frozenset()
+    while left != (left := frozenset(rank for rank in own if own[rank])):
+        for rank in left:
+            # A peer that may be in the call of another group keeps it waiting.
+            own[rank] = [
+                group
+                for group in own[rank]
+                if any(one != group for peer in group & left for one in own[peer])
+            ]
+    return bool(left)
+
+
+def _stuck_beside(
+    motions: Mapping[int, Motion], apart: Collection[int], groups: frozenset[Group] | None
+) -> Group:
+    """Return ranks that no group joins to those apart, and that are in different calls.
+
+    What keeps them is among themselves.
+    """
     smaller = [group for group in groups or () if len(group) < len(motions)]
-    own = [frozenset().union(*(group for group in smaller if rank in group)) for rank in others]
-    return (
-        any(group and group.isdisjoint(apart) for group in own)
-        and {group_named_by(motions[rank]) for rank in others} == {_GIVEN}
-        and {group_named_by(motions[rank]) for rank in apart} == {_DEFAULT}
-    )
+    found: Group = frozenset()
+    for start in smaller:
+        joined, whole = frozenset[int](), start
+        while joined != whole:
+            joined = whole
+            whole = joined.union(*(group for group in smaller if group & joined))
+        waits = all(
+            motions[rank].is_waiting and group_named_by(motions[rank]) == _GIVEN for rank in whole
+        )
+        if waits and whole.isdisjoint(apart) and len({motions[rank].key for rank in whole}) > 1:
+            found |= whole
+    return found
 
 
 def _may_have_passed(motions: Mapping[int, Motion], apart: Collection[int]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclscope.engine.processes.motion import Motion
-from ncclscope.model import Claim
+from ncclscope.model import Call, Claim, Finding, State
 from ncclscope.wording.stacks import Seen
 
 HANG_SECONDS = 10.0
@@ -88,4 +88,38 @@ def unless_idle(
     return replace(
         found.with_note(str(Seen.SERVER)).undecided(found.diverging or found.candidates),
         role="latent",
+    )
+
+
+def finding_of(found: Judgement) -> Finding:
+    """Return a judgement as a finding."""
+    return Finding(
+        kind=found.kind,
+        summary=found.summary,
+        notes=found.notes,
+        diverging_ranks=found.diverging,
+        candidate_ranks=found.candidates,
+        odd=_call(found.odd),
+        peers=_call(found.peers),
+        confidence=found.confidence,
+        role=found.role,
+        evidence=found.evidence,
+        inferred=found.inferred,
+    )
+
+
+def _call(motion: Motion | None) -> Call | None:
+    """Return the collective that a stack shows, without its number and tensor."""
+    if motion is None or motion.op is None:
+        return None
+    place, user = motion.place, motion.user_place
+    return Call(
+        op=motion.op,
+        comm="",
+        seq=0,
+        position=0,
+        site=place.site if place else None,
+        full_site=place.full_site if place else None,
+        user_site=user.full_site if user is not None and user != place else None,
+        state=State.STARTED,
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
-from ncclscope.engine.precedence import as_consequence, is_hang
+from ncclscope.engine.precedence import LATE, as_consequence, is_hang
 from ncclscope.engine.processes.asleep import may_be_late, wakes_of
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions, seen_at
@@ -20,6 +20,7 @@ from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.reservations import WAITS
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.graph import wait_graph
+from ncclscope.engine.waits.minority import dependants
 from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Communicator, Finding, Rank
@@ -29,9 +30,6 @@ from ncclscope.model.threads import is_any_thread
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, who_text
 from ncclscope.wording.waits import Wait
-
-LATE = "late"
-"""The kind of a finding about ranks at work for which others wait."""
 
 _BUSY = 0.1
 """Share of a core from which on a process is at work. One that is blocked, or polls each
@@ -48,7 +46,8 @@ _LEAST_SECONDS = 2.0
 def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with those about ranks that are at work as late ones.
 
-    A late rank explains nothing where another cause is found: it may be late for that reason.
+    A late rank explains nothing where another cause is found among those that wait for it, or for
+    whom it may wait: it may be late for that reason. Where nobody waits for both, it is one more.
 
     Args:
         case: The case.
@@ -66,9 +65,22 @@ def with_late(case: Case, findings: Sequence[Finding]) -> list[Finding]:
             for one in findings
         ]
     found = [_late(case, one) for one in findings]
-    if any(one.role == "cause" and one.kind != LATE for one in found):
-        return [as_consequence(one) if one.kind == LATE else one for one in found]
-    return found
+    others = [one for one in found if one.role == "cause" and one.kind != LATE]
+    apart = frozenset().union(*(_concerned(case, one) for one in others))
+    return [
+        as_consequence(one) if one.kind == LATE and apart & _concerned(case, one) else one
+        for one in found
+    ]
+
+
+def _concerned(case: Case, finding: Finding) -> frozenset[int]:
+    """Return the ranks that a finding is about, with those that wait for them."""
+    about = {*finding.diverging_ranks, *finding.candidate_ranks}
+    if finding.comm is None:
+        return frozenset(case.run.by_rank)
+    if not is_hang(finding) and finding.kind != LATE:
+        about.update(finding.comm.ranks)
+    return frozenset(about | dependants(case, about))
 
 
 def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:

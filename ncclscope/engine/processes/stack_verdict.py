@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ncclscope.engine.processes.ended import judge_gone, judge_stopped, judge_unread, may_wait_for
 from ncclscope.engine.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
@@ -205,9 +206,15 @@ def _apart_places(
     by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in sides)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
+    ranks = sorted(rank for group in odd for rank in group.ranks)
     if len(odd) > 1:
-        ranks = sorted(rank for group in odd for rank in group.ranks)
         return _undecided(classes, kind, evidence, () if is_half else tuple(ranks))
+    rounds = {rank: found for group in majority for rank, found in _rounds(group).items()}
+    if rounds and 2 * len(rounds) < count:  # the majority is no single call
+        return replace(
+            _undecided(classes, "not_joined", evidence, tuple(sorted({*ranks, *rounds}))),
+            inferred=tuple(_round_text(rank, one) for rank, one in rounds.items()),
+        )
     places = "; ".join(Seen.PLACE.of(group) for group in majority[:3])
     summary = f"{sentence(Seen.PLACE.of(odd[0]))}, while {places}."
     return _named(kind, summary, odd, majority, evidence)
@@ -244,10 +251,7 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
     if odd:
         ahead = all(found.ahead for found in rounds.values())
         kind = "extra_call" if ahead else "not_joined"
-    lines = tuple(
-        Seen.OTHER_ROUND.of(rank, "ahead of" if found.ahead else "behind", found.reason)
-        for rank, found in rounds.items()
-    )
+    lines = tuple(_round_text(rank, found) for rank, found in rounds.items())
     named = f" {sentence('; '.join(lines[:2]))}." if odd else ""
     return unless_late(
         Judgement(
@@ -264,6 +268,10 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
         ),
         gap,
     )
+
+
+def _round_text(rank: int, found: LineOrder) -> str:
+    return Seen.OTHER_ROUND.of(rank, "ahead of" if found.ahead else "behind", found.reason)
 
 
 def _rounds(group: StackClass) -> dict[int, LineOrder]:

@@ -169,6 +169,29 @@ def test_what_differs_is_the_cause_and_not_who_is_late(cluster_of: ClusterOf) ->
     assert [one.role for one in verdict.findings if one.kind == "late"] == ["consequence"]
 
 
+@pytest.mark.parametrize("meets", [False, True])
+def test_who_is_late_for_others_alone_is_one_more_cause(cluster_of: ClusterOf, meets: bool) -> None:
+    """Ranks 5 and 2 keep a trio waiting each; or rank 2 waits for rank 5 itself."""
+    cluster = cluster_of(6)
+    cluster.history()
+    for _ in range(3):
+        cluster.post([3, 4, 5], "pp:0", members=(3, 4, 5))
+        cluster.post([0, 1, 2], "dp:0", "reduce_scatter", members=(0, 1, 2))
+    cluster.post([3, 4], "pp:0", members=(3, 4, 5), done=False)
+    cluster.post([0, 1], "dp:0", "reduce_scatter", members=(0, 1, 2), done=False)
+    works(cluster, 2, 55.0)
+    if meets:
+        cluster.post([2], "ep:0", members=(2, 5), done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert named(verdict)[:3] == ("hung", "not_joined", (5,))
+    late = [(one.kind, one.diverging_ranks) for one in verdict.causes[1:]]
+    assert late == ([] if meets else [("late", (2,))])
+    assert verdict.summary.startswith("Rank 5" if meets else "2 causes. Rank 5")
+
+
 @pytest.mark.parametrize(
     ("name", "seconds", "is_late"),
     [(COMPILE, 55.0, True), (COMPILE, 3.0, True), (COMPILE, 0.1, False), (STORE_WAIT, 55.0, False)],

@@ -405,6 +405,37 @@ def test_a_receive_from_the_wrong_rank_is_singled_out(
         assert cause.candidate_ranks == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "is_served", "is_out_of_turn"),
+    [(4, False, True), (4, True, False), (1, False, False)],
+)
+def test_a_second_answer_to_one_that_asks_again_is_for_another_that_waits(
+    cluster_of: ClusterOf, rounds: int, is_served: bool, is_out_of_turn: bool
+) -> None:
+    """Rank 1 answers all others. Near misses: nobody waits for it; too few turns so far."""
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    clients = [0, 2, 3]
+    for number in range(rounds + 1):
+        is_last = number == rounds
+        for client in clients:
+            _send(cluster, client, 1)
+            cluster.post([1], "pp:0", "recv", shape=(4, 2))
+        clients = [*clients[1:], clients[0]] if not is_last else [0, 2, 3]
+        for client in clients:
+            whom = 2 if is_last and client == 3 and not is_served else client
+            _send(cluster, 1, whom, done=whom == client)
+            _recv(cluster, client, 1, done=whom == client)
+    if is_served:
+        _send(cluster, 1, 2, done=False)
+    _send(cluster, 2, 1, done=False)
+
+    causes = cluster.verdict().causes
+
+    assert ("took turns" in " ".join(causes[0].inferred)) == is_out_of_turn
+    assert causes[0].diverging_ranks == (1,) or not is_out_of_turn
+
+
 def test_a_receive_that_nobody_else_has_come_to_names_both(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("pp:0")

@@ -1,0 +1,56 @@
+"""Read from /proc/locks for whose file locks processes wait.
+
+The kernel lists each lock with the process that took it, and below it those that wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ncclscope.model import Run
+
+_LOCKS = Path("/proc/locks")
+_MOST_BYTES = 1 << 22
+_LINE = re.compile(r"(\d{1,18}): *(->)? *[A-Z]{1,16} +\S{1,32} +\S{1,32} +(-?\d{1,9}) ")
+
+
+def holders_of(ranks: Mapping[int, int], locks: Path = _LOCKS) -> dict[int, tuple[int, ...]]:
+    """Return which ranks hold the file locks for which each rank waits, by rank.
+
+    Args:
+        ranks: The ranks of this host, by pid.
+        locks: The kernel's list.
+
+    Returns:
+        The holders, -1 for any other process; ranks that wait for no lock are left out.
+    """
+    try:
+        with locks.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode("ascii", "replace")
+    except OSError:
+        return {}
+    holders: dict[str, int] = {}
+    found: dict[int, set[int]] = {}
+    for line in text.splitlines():
+        if (match := _LINE.match(line)) is None:
+            continue
+        rank = ranks.get(int(match[3]), -1)
+        if not match[2]:
+            holders[match[1]] = rank
+        elif rank >= 0:
+            found.setdefault(rank, set()).add(holders.get(match[1], -1))
+    return {rank: tuple(sorted(of)) for rank, of in sorted(found.items())}
+
+
+def with_locks(run: Run, locks: Path = _LOCKS) -> Run:
+    """Return a run with the file locks for which its living processes wait.
+
+    Args:
+        run: The run of rings of this host.
+        locks: The kernel's list.
+    """
+    living = {rank.pid: rank.rank for rank in run.ranks if rank.alive is True and rank.pid}
+    return replace(run, locks=holders_of(living, locks)) if living else run

@@ -22,6 +22,8 @@ from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
 from tests.corpus.strangers4.truth import STORIES as STORIES4
 from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
 from tests.corpus.strangers5.truth import STORIES as STORIES5
+from tests.corpus.strangers6.truth import PROGRAMS as STRANGERS6
+from tests.corpus.strangers6.truth import STORIES as STORIES6
 
 
 def document(
@@ -42,7 +44,7 @@ def document(
 
 
 @pytest.mark.parametrize(
-    "programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3, STRANGERS4, STRANGERS5]
+    "programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3, STRANGERS4, STRANGERS5, STRANGERS6]
 )
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
     (folder,) = {program.folder for program in programs.values()}
@@ -57,6 +59,7 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS3, STORIES3),
         (STRANGERS4, STORIES4),
         (STRANGERS5, STORIES5),
+        (STRANGERS6, STORIES6),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -72,6 +75,7 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS3.values(),
         *STRANGERS4.values(),
         *STRANGERS5.values(),
+        *STRANGERS6.values(),
     ],
     ids=lambda program: program.name,
 )

@@ -25,6 +25,7 @@ from tests.corpus.strangers2.truth import PROGRAMS as STRANGERS2
 from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
 from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
+from tests.corpus.strangers6.truth import PROGRAMS as STRANGERS6
 
 __all__ = ["KNOWN", "main"]
 
@@ -35,8 +36,9 @@ _SETS = {
     "strangers3": STRANGERS3,
     "strangers4": STRANGERS4,
     "strangers5": STRANGERS5,
+    "strangers6": STRANGERS6,
 }
-KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4 | STRANGERS5
+KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4 | STRANGERS5 | STRANGERS6
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 

@@ -120,11 +120,10 @@ def asleep(rank: int, until: float, *, switches: int = 0) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("until", "switches", "is_late"), [(9.0, 0, True), (9.0, 3, False), (3600.0, 0, False)]
+    ("until", "switches", "is_late"),
+    [(9.0, 0, True), (9.0, 3, False), (15.0, 3, True), (3600.0, 0, False)],
 )
-def test_stacks_show_that_a_rank_slept_all_the_time(
-    until: float, switches: int, is_late: bool
-) -> None:
+def test_samples_show_one_long_sleep(until: float, switches: int, is_late: bool) -> None:
     sleeping = replace(
         worker(3, elsewhere(9)),
         **asleep(3, until, switches=switches),  # type: ignore[arg-type]

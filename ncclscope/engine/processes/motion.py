@@ -284,7 +284,7 @@ def _motion(worker: Worker, snapshot: Snapshot, several: bool) -> Motion:
         own = switches if one.thread in ("", "MainThread") else 0.0
         movement = _activity(op, waits, worker, main_cpu, own, gap)
         if movement is None and waits == "sleep":
-            movement = _sleep(worker, snapshot.time_ns)
+            movement = _sleep(worker, snapshot)
         condition = "moving" if movement else "still"
     if condition == "moving" and one.waits is None:
         op, waits, unrecorded = None, None, False
@@ -332,13 +332,19 @@ def _activity(
     return None if waits in ("collective", "device") else _work_beside(worker, waits, gap)
 
 
-def _sleep(worker: Worker, now_ns: int) -> Movement | None:
-    """Return the one timed sleep that a rank spent all samples in; None if that lasts for long."""
-    ends = [sample.wakes_ns for sample in worker.samples]
-    if not all(ends) or len({sample.switches for sample in worker.samples}) > 1:
+def _sleep(worker: Worker, snapshot: Snapshot) -> Movement | None:
+    """Return the timed sleep that a rank is in; None if it lasts for long, or is one of many.
+
+    It is the only one if the rank has not woken since the first sample, or if it goes on for longer
+    than the samples took.
+    """
+    if not all(sample.wakes_ns for sample in worker.samples):
         return None
-    left = max(0.0, (min(ends) - now_ns) / 1e9)
-    return Movement(Sign.SLEEPS, (left,)) if left <= SOON_SECONDS else None
+    last = worker.samples[-1].switches
+    ends = [sample.wakes_ns for sample in worker.samples if sample.switches == last]
+    left = max(0.0, (min(ends) - snapshot.time_ns) / 1e9)
+    is_only = len(ends) == len(worker.samples) or left >= snapshot.gap
+    return Movement(Sign.SLEEPS, (left,)) if is_only and left <= SOON_SECONDS else None
 
 
 def _work_beside(worker: Worker, waits: str | None, gap: float) -> Movement | None:

@@ -55,7 +55,7 @@ _TABLE = [
     ),
     Program(
         "epoch_budget_exit", "torch",
-        "rank 1 ends in good order in step 10, its time being up; its peers get a closed connection",
+        "rank 1 ends in good order in step 10, its time being up; its peers lose their connections",
         (1,), (*ABSENT, "dead_rank"), ends=True,
     ),
     # Point to point, servers and clients

@@ -33,7 +33,7 @@ class Index:
         self.helper.start()
 
     def append(self, line: str) -> None:
-        file = open(self.path, "a")
+        file = open(self.path, "a")  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(line)
         file.flush()

@@ -352,9 +352,21 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("unknown", f"{Why.NO_END.of(lost)} {_agree(case)}")
     if gone := _gone_before(case, awake):
         return Agreement("unknown", f"{Why.GONE_EARLY.of(gone)} {_agree(case)}")
-    if waiting := _long_waits(case):
+    if waiting := _long_waits(case) or _ended_apart(case):
         return Agreement("unknown", f"{waiting} {_agree(case)}")
     return Agreement("ok", _agree(case))
+
+
+def _ended_apart(case: Case) -> str:
+    """Say which of two ranks had waited for the other, if their records end at different times.
+
+    Of more ranks, one is left that waits for long, unless all of them end by themselves at once.
+    """
+    run, ends = case.run, {rank.last_seen_ns for rank in case.run.ranks} - {None}
+    if len(run.ranks) != 2 or len(ends) != 2 or any(rank.exited for rank in run.ranks):
+        return ""
+    graph = wait_graph(case)
+    return Why.ENDED_APART.of(graph.waiting, graph.sinks) if graph.sinks else ""
 
 
 def _long_waits(case: Case) -> str:

@@ -8,6 +8,7 @@ majority that broke a pattern which the other ranks kept.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.sequences.habit import (
@@ -117,6 +118,32 @@ def is_new_there(records: Records, divergence: Divergence, odd: tuple[int, ...])
     past = own.span(max(own.first, seq - PAST), seq)
     is_new = all(known_by(one) != known_by(new) for one in past)
     return is_new or usual_next(own, seq) == (habit_of(new), new.site)
+
+
+def is_outvoted(records: Records, divergence: Divergence, odd: tuple[int, ...]) -> bool:
+    """Return whether nothing but a vote of two ranks shows that another one diverged.
+
+    The two may have made the same mistake, as one wrong setting for both. What the one has done at
+    this point before, or what other replicas did, may show that they have not.
+
+    Args:
+        records: The records.
+        divergence: The divergence, with a majority.
+        odd: The outvoted ranks.
+    """
+    if len(divergence.majority) > 2 or majority_of_kind(records, divergence) == divergence.majority:
+        return False
+    logs, seq = records.logs(divergence.comm.key), divergence.seq
+    own, common = logs[odd[0]], logs[divergence.majority[0]]
+    past = own.span(max(own.first, seq - PAST), seq)
+    posted = [(call.sign(), call.site) for call in past]
+    usual = {
+        after
+        for (before, _), after in zip(pairwise(past), posted[1:], strict=True)
+        if known_by(before) == known_by(past[-1])
+    }
+    did, expected = ((log.call(seq).sign(), log.call(seq).site) for log in (own, common))
+    return expected not in usual or did in usual
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

@@ -123,7 +123,7 @@ def is_new_there(records: Records, divergence: Divergence, odd: tuple[int, ...])
 def is_outvoted(records: Records, divergence: Divergence, odd: tuple[int, ...]) -> bool:
     """Return whether nothing but a vote of two ranks shows that another one diverged.
 
-    The two may have made the same mistake, as one wrong setting for both. What the one has done at
+    The two may have made the same mistake, as one wrong setting for both. What all have done at
     this point before, or what other replicas did, may show that they have not.
 
     Args:
@@ -135,7 +135,7 @@ def is_outvoted(records: Records, divergence: Divergence, odd: tuple[int, ...]) 
         return False
     logs, seq = records.logs(divergence.comm.key), divergence.seq
     own, common = logs[odd[0]], logs[divergence.majority[0]]
-    past = own.span(max(own.first, seq - PAST), seq)
+    past = common.span(max(common.first, seq - PAST), seq)
     posted = [(call.sign(), call.site) for call in past]
     usual = {
         after

@@ -345,7 +345,7 @@ def test_a_size_from_another_line_is_certain_where_later_calls_agree(cluster_of:
     [
         ((1, 2), "op_mismatch", (), "ambiguous"),
         ((2, 2), "extra_call", (1,), "likely"),
-        ((9, 9), "extra_call", (1,), "certain"),
+        ((9, 9), "extra_call", (1,), "likely"),
     ],
     ids=["each elsewhere", "both later", "nowhere"],
 )

@@ -22,6 +22,7 @@ from ncclscope.engine.sequences.habit import (
     usual_next,
 )
 from ncclscope.engine.sequences.step_rhythm import broke_rhythm
+from ncclscope.model import Call
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
@@ -136,14 +137,13 @@ def is_outvoted(records: Records, divergence: Divergence, odd: tuple[int, ...]) 
     logs, seq = records.logs(divergence.comm.key), divergence.seq
     own, common = logs[odd[0]], logs[divergence.majority[0]]
     past = common.span(max(common.first, seq - PAST), seq)
-    posted = [(call.sign(), call.site) for call in past]
-    usual = {
-        after
-        for (before, _), after in zip(pairwise(past), posted[1:], strict=True)
-        if known_by(before) == known_by(past[-1])
-    }
-    did, expected = ((log.call(seq).sign(), log.call(seq).site) for log in (own, common))
-    return expected not in usual or did in usual
+    after = [this for last, this in pairwise(past) if known_by(last) == known_by(past[-1])]
+    did, expected = own.call(seq), common.call(seq)
+    for alike in (known_by, Call.sign):  # sizes may change from round to round
+        if alike(did) != alike(expected):
+            usual = {alike(call) for call in after}
+            return alike(expected) not in usual or alike(did) in usual
+    return True
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

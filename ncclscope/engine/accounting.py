@@ -195,8 +195,9 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
         # Who has ended will not come; others may, unless all have waited for long.
         absent = [n for n in sorted(open_ranks) if case.stalled or _has_ended(case, graph, n)]
         found = [*(_held_up_by(case, graph, rank) for rank in absent), *found]
-    if not any(one.role == "cause" for one in found) and len(graph.cheapest) > 1:
-        found = [_either(case, graph), *found]
+    either = tuple(sorted(frozenset().union(*graph.cheapest))) if len(graph.cheapest) > 1 else ()
+    if not any(one.role == "cause" for one in found) and graph.waiting.keys() & {*either}:
+        found = [_either(case, graph, either), *found]
     if explained:
         found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
     return [_unless_rivals(case, graph, one) if one.role == "cause" else one for one in found]
@@ -300,9 +301,8 @@ def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:
     return False
 
 
-def _either(case: Case, graph: WaitGraph) -> Finding:
+def _either(case: Case, graph: WaitGraph, ranks: tuple[int, ...]) -> Finding:
     """Return a finding about ranks that wait for each other, any of which may have diverged."""
-    ranks = tuple(sorted(frozenset().union(*graph.cheapest)))
     first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
     comm = case.run.communicators[first.comm]
     lines = tuple(

@@ -31,6 +31,7 @@ from ncclscope.engine.sequences.swaps import Swap, find_swaps
 from ncclscope.engine.sequences.tie_breaks import (
     broke_pattern,
     is_new_there,
+    is_outvoted,
     majority_of_kind,
     suspect_of_pair,
 )
@@ -255,6 +256,7 @@ class Case(Records):
             order=found.order,
             other=found.other,
             rounds=found.rounds,
+            outvoted=basis == "majority" and is_outvoted(self, divergence, odd),
         )
         return trace_back(self, difference, odd_log, peer_log)
 

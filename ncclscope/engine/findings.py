@@ -102,6 +102,8 @@ def from_difference(
     is_most = difference.basis != "majority" or 2 * len(difference.peers) > members
     if decided and not is_most:
         thoughts.append(Differ.NO_MAJORITY.of(difference.peers, members))
+    if decided and difference.outvoted:
+        thoughts.append(Differ.OUTVOTED.of(difference.peers))
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:

@@ -71,6 +71,10 @@ class Differ(Phrase):
         "{} are right: they are most of those that posted the call, but no majority of the {} "
         "members"
     )
+    OUTVOTED = (
+        "{} are right: they are two against one, and neither earlier calls nor other groups show "
+        "that they did not make the same mistake"
+    )
     OPEN = "the records do not show which side diverged"
     COMPLETED = "all members completed at least {} after it"
     WENT_ON = "{} All members went on and completed calls after it."

@@ -141,3 +141,15 @@ def test_a_thread_may_wait_for_another_one_of_its_rank() -> None:
     assert graph.sinks == {1}
     assert graph.released(()) == {1}
     assert graph.cheapest == []
+
+
+def test_of_ranks_that_wait_for_nobody_none_is_the_victim_of_another() -> None:
+    """The end of either of ranks 2 and 3 accounts for the lost connections of ranks 0 and 1."""
+    lost = [
+        Wait(rank, Call("all_reduce", "world", 7, position=7), frozenset({2, 3}), {}, True, True)
+        for rank in (0, 1)
+    ]
+    graph = WaitGraph(lost)
+
+    assert graph.released({2}) == graph.released({3}) == {0, 1}
+    assert graph.without_victims({2, 3}) == {2, 3}

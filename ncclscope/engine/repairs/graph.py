@@ -219,13 +219,15 @@ class WaitGraph:
     def without_victims(self, ranks: Iterable[int]) -> frozenset[int]:
         """Return the ranks of a set without which the rest of it does not explain as much.
 
-        Those that wait themselves, and ended because their peers did, are tried first.
+        Those that wait themselves, and ended because their peers did, are tried first. One that
+        is awaited and waits for nobody is no victim, even if another one would have sufficed.
         """
         kept = set(ranks)
         most = self.released(kept)
+        ends = self.awaited - self.waiting.keys()
         for rank in sorted(kept, key=lambda rank: (rank not in self.waiting, rank)):
             rest = kept - {rank}
-            if rank in self.abnormal or not rest:
+            if rank in self.abnormal or rank in ends or not rest:
                 continue
             if self.released(rest) >= most:
                 kept = rest

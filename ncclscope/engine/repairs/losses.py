@@ -141,19 +141,29 @@ class Losses:
         """Return whether a process may have ended before another one lost a connection to it."""
         if other.exited:
             return True
-        if other.alive or other.details.get("beating") or other.details.get("stopped"):
+        if other.rank not in self._gone:
             return False
         lived_on = ((other.last_seen_ns or 0) - (rank.last_seen_ns or 0)) / 1e9
         if other.host == rank.host and lived_on > 0:
             return False
-        if lived_on >= DEAD_SECONDS and have_one_time(rank, other):
+        return not (lived_on >= DEAD_SECONDS and have_one_time(rank, other))
+
+    @cached_property
+    def _gone(self) -> frozenset[int]:
+        """Ranks without a recorded end that may have ended by themselves."""
+        return frozenset(
+            rank.rank for rank in self._run.ranks if not rank.exited and self._may_be_gone(rank)
+        )
+
+    def _may_be_gone(self, rank: Rank) -> bool:
+        if rank.alive or rank.details.get("beating") or rank.details.get("stopped"):
             return False
         # One that had waited itself for long was killed in a hang.
-        quiet = self._records.quiet_seconds(other)
+        quiet = self._records.quiet_seconds(rank)
         waited = quiet is not None and quiet >= self._records.stall_seconds
         return not any(
-            waited or self._lacks(call) or self._waits_to_create(other.rank, call)
-            for call in self._open_calls(other)
+            waited or call.comm in self._with_living or self._waits_to_create(rank.rank, call)
+            for call in self._open_calls(rank)
         )
 
     def _waits_to_create(self, number: int, call: Call) -> bool:
@@ -166,10 +176,15 @@ class Losses:
         )
         return any(log is None or log.calls < call.seq for log in logs)
 
-    def _lacks(self, call: Call) -> bool:
-        """Return whether a living member is not in a call in which others lost connections.
+    @cached_property
+    def _with_living(self) -> frozenset[str]:
+        """Communicators with a living member, which is not in the calls that others lost.
 
         What that one sent instead may have ended them.
         """
-        ranks = map(self._run.by_rank.get, self._run.communicators[call.comm].ranks)
-        return any(rank is not None and rank.alive for rank in ranks)
+        living = {rank.rank for rank in self._run.ranks if rank.alive}
+        return frozenset(
+            key
+            for key, comm in self._run.communicators.items()
+            if not living.isdisjoint(comm.ranks)
+        )

@@ -21,12 +21,14 @@ class Difference(Contrast):
         other: Another, less likely edit that explains the same calls.
         rounds: The calls that the diverging ranks left out of their rounds; None where they are
             not known to.
+        outvoted: Whether nothing but a vote of two ranks against one shows which side diverged.
     """
 
     edits: tuple[Edit, ...]
     aligned: tuple[tuple[Call | None, Call | None], ...]
     other: Edit | None = None
     rounds: LeftOut | None = None
+    outvoted: bool = False
 
     def undecided(self, ranks: Sequence[int], suspect: tuple[int, ...] = ()) -> Difference:
         """Return the difference without a diverging side.
@@ -104,6 +106,7 @@ class Difference(Contrast):
         concluded = (
             self.basis in ("same_kind", "new_call")
             or self.inferred
+            or self.outvoted
             or self.other is not None
             or self.differing_calls is not None
         )

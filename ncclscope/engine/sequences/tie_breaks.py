@@ -8,6 +8,7 @@ majority that broke a pattern which the other ranks kept.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.sequences.habit import (
@@ -21,6 +22,7 @@ from ncclscope.engine.sequences.habit import (
     usual_next,
 )
 from ncclscope.engine.sequences.step_rhythm import broke_rhythm
+from ncclscope.model import Call
 
 if TYPE_CHECKING:
     from ncclscope.engine.records import Records
@@ -117,6 +119,31 @@ def is_new_there(records: Records, divergence: Divergence, odd: tuple[int, ...])
     past = own.span(max(own.first, seq - PAST), seq)
     is_new = all(known_by(one) != known_by(new) for one in past)
     return is_new or usual_next(own, seq) == (habit_of(new), new.site)
+
+
+def is_outvoted(records: Records, divergence: Divergence, odd: tuple[int, ...]) -> bool:
+    """Return whether nothing but a vote of two ranks shows that another one diverged.
+
+    The two may have made the same mistake, as one wrong setting for both. What all have done at
+    this point before, or what other replicas did, may show that they have not.
+
+    Args:
+        records: The records.
+        divergence: The divergence, with a majority.
+        odd: The outvoted ranks.
+    """
+    if len(divergence.majority) > 2 or majority_of_kind(records, divergence) == divergence.majority:
+        return False
+    logs, seq = records.logs(divergence.comm.key), divergence.seq
+    own, common = logs[odd[0]], logs[divergence.majority[0]]
+    past = common.span(max(common.first, seq - PAST), seq)
+    after = [this for last, this in pairwise(past) if known_by(last) == known_by(past[-1])]
+    did, expected = own.call(seq), common.call(seq)
+    for alike in (known_by, Call.sign):  # sizes may change from round to round
+        if alike(did) != alike(expected):
+            usual = {alike(call) for call in after}
+            return alike(expected) not in usual or alike(did) in usual
+    return True
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:

@@ -157,7 +157,8 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     if not any(rank.last_call(transfers=True) for rank in case.run.ranks):
         return  # they were still connecting: there was nothing to lose
     if not any(failed(case.run.by_rank[n]) or status_of(case.run.by_rank[n]) for n in first):
-        first = tuple(rank for rank in first if rank in _peers(case, lost)) or first
+        peers = _peers(case, lost)
+        first = tuple(rank for rank in first if rank in peers) or first
     named = _ended_by_themselves(case, first, lost)
     alone = 0 < len(first) < len(lost)
     first = named or first

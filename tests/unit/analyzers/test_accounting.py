@@ -237,7 +237,7 @@ def test_a_rank_is_not_late_after_milliseconds_beside_one_that_has_exited() -> N
 
 def test_a_rank_whose_repair_releases_less_than_a_rival_is_not_named() -> None:
     """Rank 2 posted a call too many; with rank 1, which was named, all others would still wait."""
-    assert _causes(1205, 14874) == [("not_joined", [], [1, 2], "ambiguous")]
+    assert _causes(1205, 14874) == [("not_joined", [], [0, 1, 2], "ambiguous")]
 
 
 def test_who_waits_behind_a_transfer_that_does_not_fit_is_not_named_as_late() -> None:

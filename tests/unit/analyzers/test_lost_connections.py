@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.repairs.losses import Losses
 from ncclscope.engine.verdict import diagnose
-from ncclscope.model import Run
+from ncclscope.model import Call, Rank, Run
 from tests.support.cluster import Cluster
 from tests.worlds.sample import sample, verdict_on
 
@@ -135,3 +137,41 @@ def test_where_the_first_failure_is_not_recorded_it_is_a_candidate(
     (cause,) = [one for one in found if one["role"] == "cause"]
     assert not cause["diverging_ranks"]
     assert rank in cause["candidate_ranks"]
+
+
+@pytest.mark.parametrize(("quiet", "ranks"), [(60.0, {(0, 1, 2)}), (0.5, set())])
+def test_ranks_that_are_gone_alike_do_not_wait_for_each_other(
+    cluster_of: ClusterOf, quiet: float, ranks: set[tuple[int, ...]]
+) -> None:
+    """Ranks 8 and 9 lost connections in a call that both had posted."""
+    cluster = cluster_of(10)
+    cluster.history("world")
+    cluster.post([8, 9], "tp", members=[8, 9], done=False)
+    cluster.post(range(3, 10), "world", done=False)
+    end(cluster, dict.fromkeys(range(3, 10), LOST))
+
+    findings = diagnose(cluster.run(quiet=quiet)).findings
+
+    assert {one.diverging_ranks for one in findings if one.role == "cause"} == ranks
+    assert not any("would go on" in one.summary for one in findings)
+
+
+def test_each_rank_is_asked_a_few_times_whether_it_may_have_ended(
+    cluster_of: ClusterOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of a thousand ranks took minutes, as each was asked by each."""
+    asked: Counter[int] = Counter()
+    open_calls = Losses._open_calls
+
+    def counted(self: Losses, rank: Rank) -> Iterator[Call]:
+        asked[rank.rank] += 1
+        return open_calls(self, rank)
+
+    monkeypatch.setattr(Losses, "_open_calls", counted)
+    cluster = cluster_of(40)
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", done=False)
+    end(cluster, dict.fromkeys(range(15, 40), LOST))
+
+    assert Case(read(cluster)).losses.closers == {*range(15)}
+    assert max(asked.values()) <= 3

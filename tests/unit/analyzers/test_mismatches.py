@@ -325,10 +325,10 @@ def test_a_size_from_another_line_is_of_another_call(
 
 def test_a_size_from_another_line_is_certain_where_later_calls_agree(cluster_of: ClusterOf) -> None:
     """Near miss: both branches post one call for the other's."""
-    cluster = cluster_of(3)
+    cluster = cluster_of(4)
     cluster.history("world", backend="nccl")
     line = {"backend": "nccl", "done": False}
-    cluster.post([0, 1], "world", shape=(4, 16), site="train.py:7 dense", **line)
+    cluster.post([0, 1, 3], "world", shape=(4, 16), site="train.py:7 dense", **line)
     cluster.post([2], "world", shape=(2, 16), site="train.py:9 sparse", **line)
     for _ in range(3):
         cluster.post(cluster.everybody, "world", "barrier", shape=(), dtype=None, **line)
@@ -345,7 +345,7 @@ def test_a_size_from_another_line_is_certain_where_later_calls_agree(cluster_of:
     [
         ((1, 2), "op_mismatch", (), "ambiguous"),
         ((2, 2), "extra_call", (1,), "likely"),
-        ((9, 9), "extra_call", (1,), "certain"),
+        ((9, 9), "extra_call", (1,), "likely"),
     ],
     ids=["each elsewhere", "both later", "nowhere"],
 )
@@ -373,3 +373,32 @@ def test_a_call_that_peers_posted_later_is_not_extra(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.confidence) == (kind, ranks, confidence)
     assert cause.candidate_ranks == (() if ranks else (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("size", "past", "confidence"),
+    [
+        (3, {}, "likely"),
+        (3, {"dtype": "float16"}, "certain"),  # the one rank posted what both posted now
+        (3, {"dtype": "bfloat16"}, "likely"),  # both broke with the past, if all did
+        (4, {}, "certain"),
+    ],
+)
+def test_two_ranks_against_one_may_have_made_the_same_mistake(
+    cluster_of: ClusterOf, size: int, past: dict[str, Any], confidence: str
+) -> None:
+    cluster = cluster_of(size)
+    if past:
+        for _ in range(2):
+            cluster.post(cluster.everybody, "tp:0", "barrier", shape=(), dtype=None)
+            cluster.post(cluster.everybody, "tp:0", **past)
+        cluster.post(cluster.everybody, "tp:0", "barrier", shape=(), dtype=None)
+    cluster.post([*cluster.everybody][1:], "tp:0", dtype="float16", done=False)
+    cluster.post([0], "tp:0", dtype="float32", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dtype_mismatch", (0,))
+    assert cause.confidence == confidence
+    assert any("same mistake" in str(line) for line in cause.inferred) == (confidence == "likely")

@@ -15,7 +15,7 @@ from ncclscope.engine.coverage import Coverage, gone_texts, unrecorded_kinds, un
 from ncclscope.engine.failures import failure_of, failures_of, held_engines
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import Motion, read_motions
-from ncclscope.engine.records import BEAT_SECONDS, DEAD_SECONDS
+from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused
 from ncclscope.engine.table import peer_of
@@ -352,23 +352,9 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("unknown", f"{Why.NO_END.of(lost)} {_agree(case)}")
     if gone := _gone_before(case, awake):
         return Agreement("unknown", f"{Why.GONE_EARLY.of(gone)} {_agree(case)}")
-    if waiting := _long_waits(case) or _ended_apart(case):
+    if waiting := _long_waits(case):
         return Agreement("unknown", f"{waiting} {_agree(case)}")
     return Agreement("ok", _agree(case))
-
-
-def _ended_apart(case: Case) -> str:
-    """Say which of two ranks had waited for the other, if they were not killed at one time.
-
-    Of more ranks, one is left that waits for long, unless all of them end by themselves at once.
-    """
-    run, ends = case.run, [rank.last_seen_ns for rank in case.run.ranks if rank.last_seen_ns]
-    if len(run.ranks) != 2 or len(ends) != 2 or any(rank.exited for rank in run.ranks):
-        return ""
-    if max(ends) - min(ends) <= BEAT_SECONDS * 1e9:
-        return ""
-    graph = wait_graph(case)
-    return Why.ENDED_APART.of(graph.waiting, graph.sinks) if graph.sinks else ""
 
 
 def _long_waits(case: Case) -> str:

@@ -9,8 +9,6 @@ from ncclscope.engine.sequences.align import align_windows
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
 
-BEAT_SECONDS = 1.0
-"""Seconds between heartbeats."""
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
 _COMPARED = 64

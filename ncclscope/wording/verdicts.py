@@ -74,10 +74,6 @@ class Why(Phrase):
     GONE_EARLY = "{0:^} {0:are} gone without a recorded end, seconds before other ranks."
     NO_END = "{0:^} recorded no end, though the other ranks exited normally."
     HAD_WAITED = "{:^} had waited for {:.0f} s when the processes ended{}."
-    ENDED_APART = (
-        "{0:^} {0:wait} for {1}, and neither record shows an end: either may have ended by itself, "
-        "as they end at different times."
-    )
     RAISED = "{:^} raised in {}, which did not complete."
     MORE = "And {} more."
     FROM_DUMPS = "source: Flight Recorder dumps, which hold calls that no probe recorded"

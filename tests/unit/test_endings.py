@@ -12,7 +12,6 @@ from ncclscope import Verdict, diagnose, open_run
 from ncclscope.clock import now_ns
 from ncclscope.model import Activity, Rank, Run
 from tests.support.cluster import Cluster
-from tests.worlds.sample import sample, verdict_on
 
 SIZE = 4
 ERROR = "AssertionError: no device \x1b[31m"
@@ -891,34 +890,3 @@ def test_ranks_that_were_lost_with_their_node_are_one_finding(tmp_path: Path) ->
 
     assert [one.diverging_ranks for one in verdict.findings if one.role == "cause"] == [(2, 3)]
     assert "Ranks 2 3 are dead or gone (their processes are gone" in verdict.summary
-
-
-@pytest.mark.parametrize(("seed", "number"), [(1607, 7853), (1510, 3524)])
-def test_of_two_ranks_that_ended_at_different_times_none_is_left_to_wait(
-    seed: int, number: int
-) -> None:
-    """On NCCL, one was stopped and its peer killed or stopped, too, while it waited."""
-    drawn = sample(seed, number)
-
-    document = verdict_on(drawn.world, drawn.outcome)
-
-    assert document["status"] == "unknown"
-    assert "either may have ended by itself" in document["summary"]
-
-
-@pytest.mark.parametrize(("quiet", "status"), [({0: 0.3, 1: 0.2}, "unknown"), (0.2, "ok")])
-def test_two_ranks_that_ended_at_one_time_were_ended_with_the_job(
-    tmp_path: Path, quiet: float | dict[int, float], status: str
-) -> None:
-    cluster = Cluster(tmp_path, 2)
-    cluster.history("world", backend="nccl", done=False)
-    cluster.post([0], "world", backend="nccl", done=False)
-    run = cluster.run()
-    latest = max(call.time_ns or 0 for rank in run.ranks if (call := rank.last_call()))
-    seconds = quiet if isinstance(quiet, dict) else dict.fromkeys((0, 1), quiet)
-    ranks = tuple(
-        replace(rank, last_seen_ns=latest + int(seconds[rank.rank] * 1e9), alive=False)
-        for rank in run.ranks
-    )
-
-    assert diagnose(replace(run, ranks=ranks)).status == status

@@ -136,6 +136,7 @@ class Lock(Phrase):
     """Whose file locks ranks wait for."""
 
     HELD = "rank {0} waits for a file lock that {1} {1:hold}"
+    OWN = "rank {} waits for a file lock of its own, which it or a process that it started holds"
     IN_CALL = "rank {} waits for {} in its call"
 
 

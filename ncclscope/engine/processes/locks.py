@@ -70,10 +70,14 @@ def _held_up(finding: Finding, locks: _Edges, edges: _Edges) -> Finding:
     ends = reached - edges.keys()
     cycle = {one for one in reached if one in _reached(edges.get(one, ()), edges)}
     ranks = sorted((about - locks.keys() - inside) | ends | cycle)
-    lines = tuple(Lock.HELD.of(one, locks[one]) for one in sorted(reached & locks.keys()))
+    lines = tuple(
+        Lock.OWN.of(one) if locks[one] == {one} else Lock.HELD.of(one, locks[one])
+        for one in sorted(reached & locks.keys())
+    )
     lines += tuple(Lock.IN_CALL.of(one, edges[one]) for one in sorted(cycle & inside))
-    said = Wait.EACH_OTHER.of("; ".join(lines)) if cycle else f"{sentence('; '.join(lines))}."
-    is_named = not cycle and (len(ranks) == 1 or bool(finding.diverging_ranks))
+    text = "; ".join(lines)
+    said = Wait.EACH_OTHER.of(text) if len(cycle) > 1 else f"{sentence(text)}."
+    is_named = len(ranks) == 1 or (not cycle and bool(finding.diverging_ranks))
     is_absence = finding.kind != "extra_call" and finding.comm is not None
     return replace(
         finding.naming(ranks) if is_named else finding.undecided(ranks),

@@ -54,6 +54,8 @@ class InitNote(Note):
                 return None
             if tracer.rank < 0 and rank is not None:
                 tracer.describe(rank=rank, world_size=size)
+            elif tracer.rank == rank and tracer.world_size != size:
+                tracer.describe(world_size=size)  # not that of its environment
             backend = given.get("backend")
             limit = given.get("timeout") or module._get_default_timeout(backend)
             seconds = int(limit.total_seconds()) if isinstance(limit, timedelta) else 0

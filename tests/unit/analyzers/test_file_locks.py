@@ -109,6 +109,14 @@ def test_the_holder_is_named_in_place_of_those_that_wait_for_it(cluster_of: Clus
     assert verdict.summary.startswith("Rank 1 waits for a file lock that rank 3 holds.")
 
 
+def test_who_waits_for_a_lock_of_its_own_is_named(cluster_of: ClusterOf) -> None:
+    """A process that it started has inherited the lock."""
+    verdict = waiting(cluster_of(4), (0, 2, 3), {1: (1,)})
+
+    assert named(verdict) == ("not_joined", (1,), ())
+    assert verdict.summary.startswith("Rank 1 waits for a file lock of its own")
+
+
 def test_one_that_waits_for_its_peers_with_their_lock_is_a_candidate(
     cluster_of: ClusterOf,
 ) -> None:

@@ -37,6 +37,7 @@ from ncclscope.engine.waits.transfers import stuck_transfers
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
 from ncclscope.model import Fact, Finding, Rank
+from ncclscope.model.activities import INIT
 from ncclscope.wording.names import call_on, sentence, site_text, who_text
 from ncclscope.wording.not_joined import Join, Was, last_call
 
@@ -172,16 +173,19 @@ class NotJoined:
             code = Join.IT_WAITS if len(many) == 1 else Join.THEY_WAIT
             why = code.of(wait.text, wait.seconds)
             evidence += [line for n in few for line in last_key_line(case.run.by_rank[n])]
+        # Whoever has come through the rendezvous is not what keeps the others in it.
+        in_init = wait is not None and wait.name == INIT
         return Finding(
-            kind="extra_call",
+            kind="init_stalled" if in_init else "extra_call",
             summary=Join.ALONE.of(
                 who=who_text(case.run, few), ranks=few, absent=many, why=why, **call
             ),
             comm=pending.comm,
             seq=pending.call.seq,
-            diverging_ranks=few,
+            diverging_ranks=() if in_init else few,
+            candidate_ranks=many if in_init else (),
             odd=pending.call,
-            confidence="likely",
+            confidence="ambiguous" if in_init else "likely",
             role="cause",
             evidence=tuple(evidence),
             awaited=key_of(wait.activity) if wait is not None else "",

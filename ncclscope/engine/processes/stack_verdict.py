@@ -41,6 +41,8 @@ __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 _MESSAGES = frozenset({"send", "recv", "p2p"})
 _FROM_ANY = frozenset({"wait", "store"})
 """Waits that one peer ends, which need not be in the same call."""
+_RENDEZVOUS = "init_process_group"
+"""The operation that all ranks come through before any other."""
 _STUCK = frozenset({"lock", "file", "socket", "data", "child"})
 """Waits that do not occur in an idle job."""
 _OUTSIDE = _STUCK | {"poll", "sleep"}
@@ -199,6 +201,10 @@ def _apart_places(
         if any(_is_of_another_iteration(one, majority[0]) for one in majority[1:]):
             return _undecided(classes, "not_joined", evidence)
     kind = _difference_kind(majority[0].motion, odd[0].motion)
+    if majority[0].motion.op == _RENDEZVOUS and not {one.motion.op for one in odd} & INIT_OPS:
+        # Whoever has come through it is not what keeps the others in it.
+        inside = sorted(rank for group in majority for rank in group.ranks)
+        return _undecided(classes, kind, evidence, tuple(inside))
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
     # A rank that waits for a message or a key waits for a peer that its stack does not name.

@@ -10,6 +10,7 @@ from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Activity
 from ncclscope.model.activities import INIT
 from tests.support.cluster import Cluster
+from tests.support.snapshots import in_collective, judged, worker
 
 SIZE = 4
 
@@ -67,3 +68,24 @@ def test_worlds_of_their_own_may_have_their_own_sizes(tmp_path: Path) -> None:
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (2,))
+
+
+def test_who_has_come_through_the_rendezvous_keeps_nobody_in_it(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.post([0], "world", done=False)
+
+    cause = verdict_on(cluster, {}, inside=(1, 2, 3)).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", ())
+    assert cause.candidate_ranks == (1, 2, 3)
+
+
+def test_stacks_do_not_blame_who_has_come_through_the_rendezvous() -> None:
+    inside = [worker(rank, in_collective("init_process_group", 9)) for rank in (0, 2, 3)]
+    verdict = judged(*inside, worker(1, in_collective("all_reduce", 12)), gap=12.0)
+
+    cause = verdict.cause
+    assert cause is not None
+    assert cause.diverging_ranks == ()
+    assert {*cause.candidate_ranks} >= {0, 2, 3}

@@ -1,4 +1,4 @@
-"""A thread of each rank reads batches ahead from a file; the storage of rank 1 stalls at times."""
+"""A thread of each rank reads batches ahead out of a file; rank 1's storage stalls at times."""
 
 import queue
 import sys

@@ -1,4 +1,4 @@
-"""Two replicas: one reads pipes of child processes, one reduces buckets in background."""
+"""Two replicas: one reads what children write to pipes, one reduces buckets in background."""
 
 import contextlib
 import os

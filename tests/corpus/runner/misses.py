@@ -37,6 +37,24 @@ class Miss:
 
 _LIST = (
     Miss(
+        "rl_staleness_limit", _TRACED, "undecided",
+        "rank 3 waits for a thread of its own, which waits for rank 0: both ends of the transfer "
+        "between the two are candidates",
+    ),
+    Miss(
+        "two_pipe_and_bucket", (UNTRACED,), "wrong rank",
+        "of two replicas, each with a fault of its own, one is taken to wait for the other's",
+    ),
+    Miss(
+        "healthy_file_feeder", (ATTACH,), "false alarm",
+        "rank 2 polls for a file, for longer than a hang takes, and its child that writes it sleeps",
+        always=False,
+    ),
+    Miss(
+        "healthy_eval_torchrun", (DIAGNOSE,), "false alarm",
+        "killed three seconds after two of four ranks had begun to wait", always=False,
+    ),
+    Miss(
         "build_lock_stale", (ATTACH,), "wrong rank",
         "three of four ranks at one line are taken for the majority, though they poll for a lock "
         "outside the job; rank 0 in the barrier is named for an extra call",

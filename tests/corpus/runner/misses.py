@@ -47,7 +47,7 @@ _LIST = (
     ),
     Miss(
         "healthy_file_feeder", (ATTACH,), "false alarm",
-        "rank 2 polls for a file, for longer than a hang takes, and its child that writes it sleeps",
+        "rank 2 polls for a file for longer than a hang takes; its child, which writes it, sleeps",
         always=False,
     ),
     Miss(

@@ -89,7 +89,7 @@ def sleeps_until(pid: int) -> int:
         with open(path, "rb") as file:
             before = file.read()
         number, *fields = before.split()
-        if number != _SLEEP_CALL:
+        if number != _SLEEP_CALL or _has_stuck_thread(pid):
             return 0
         clock, flags, place = (int(text, 16) for text in fields[:3])
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
@@ -98,12 +98,21 @@ def sleeps_until(pid: int) -> int:
         with open(path, "rb") as file:
             if file.read() != before:  # it has woken meanwhile
                 return 0
-    except (OSError, ValueError, OverflowError, struct.error):  # a running thread shows "running"
-        return 0
+    except (OSError, ValueError, IndexError, OverflowError, struct.error):
+        return 0  # a running thread shows "running", and a thread may end meanwhile
     length = int(seconds * 1_000_000_000 + nanoseconds)
     if not flags & _ABSOLUTE:
         return time.monotonic_ns() + length
     return length if clock == _MONOTONIC else 0
+
+
+def _has_stuck_thread(pid: int) -> bool:
+    """Return whether a thread hangs in the kernel: with the memory map locked, reads would, too."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] == b"D":
+                return True
+    return False
 
 
 def switches(pid: int) -> int:

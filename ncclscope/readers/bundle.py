@@ -244,6 +244,8 @@ _LARGEST = {
     "pids": 1 << 32,
     "line": 1 << 31,
     "switches": 1 << 62,
+    "io_bytes": 1 << 62,
+    "wakes_ns": 1 << 63,
     "time_ns": 1 << 63,
 }
 """Largest plausible value of a field; for others that of :func:`~ncclscope.untrusted.number`."""

@@ -102,7 +102,7 @@ class Wait(Phrase):
     )
     ASLEEP = (
         "{who:^} {absent:are} late for {where}, in which {waiting} {waiting:wait}: "
-        "{absent:they} {absent:sleep}{at}, and {absent:wake} in {wakes:.0f} s."
+        "{absent:they} {absent:sleep} {at}, and {absent:wake} in {wakes:.0f} s."
     )
     LATE_FOR_ALL = (
         "{who:^} {absent:are} late: {waiting} {waiting:wait}, rank {rank} in {call} on {comm}. "
@@ -110,9 +110,10 @@ class Wait(Phrase):
     )
     ASLEEP_FOR_ALL = (
         "{who:^} {absent:are} late: {waiting} {waiting:wait}, rank {rank} in {call} on {comm}. "
-        "{absent:They} {absent:sleep}{at}, and {absent:wake} in {wakes:.0f} s."
+        "{absent:They} {absent:sleep} {at}, and {absent:wake} in {wakes:.0f} s."
     )
     AT_WORK = "It is at work"
+    OUTSIDE = "outside of any recorded call"
     ELSEWHERE = (
         "{waiting:^} {waiting:wait} in {where}; {absent} {absent:post} calls on other "
         "communicators, and may still come."

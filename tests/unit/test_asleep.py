@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ from ncclscope.clock import CLOCK, difference_ns
 from ncclscope.engine.verdict import Verdict, diagnose
 from ncclscope.model import Rank
 from ncclscope.model.activities import ASLEEP, STORE_WAIT
-from ncclscope.readers.bundle import with_snapshot
+from ncclscope.model.snapshot import ProcessSample
+from ncclscope.readers.bundle import read_snapshot, with_snapshot
 from ncclscope.tracing import heart
 from tests.support.cluster import Cluster
 from tests.support.rings import fill, read, tracer_in
@@ -135,6 +137,19 @@ def test_samples_show_one_long_sleep(until: float, switches: int, is_late: bool)
     kinds = {(one.kind, one.role) for one in verdict.findings}
     assert (("not_joined", "cause") in kinds) is not is_late
     assert ("late" in {kind for kind, _ in kinds}) is is_late
+
+
+def test_a_bundle_keeps_when_a_rank_wakes_and_how_much_it_read(tmp_path: Path) -> None:
+    now = time.time_ns()
+    samples = [
+        ProcessSample("S", wakes_ns=now + SECOND, io_bytes=size) for size in (1 << 30, 1 << 31)
+    ]
+    document = snapshot([replace(worker(0, elsewhere(9)), samples=tuple(samples))]).to_dict()
+    (tmp_path / "attach.json").write_text(json.dumps(document))
+
+    (found,) = read_snapshot(tmp_path / "attach.json").workers
+
+    assert found.samples == tuple(samples)
 
 
 def test_heartbeats_count_more_than_two_samples(tmp_path: Path) -> None:

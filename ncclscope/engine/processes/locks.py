@@ -29,7 +29,7 @@ def with_locks(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     locks = {
         rank: frozenset(holders)
         for rank, holders in case.run.locks.items()
-        if -1 not in holders and rank not in case.waits.pending_calls
+        if case.run.by_rank.keys() >= {*holders} and rank not in case.waits.pending_calls
     }
     if not locks:
         return list(findings)

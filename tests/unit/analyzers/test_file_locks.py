@@ -126,7 +126,7 @@ def test_one_that_waits_for_its_peers_with_their_lock_is_a_candidate(
     assert "rank 3 waits for rank 1 in its call" in verdict.summary
 
 
-@pytest.mark.parametrize("locks", [{}, {1: (-1,)}, {1: (-1, 3)}])
+@pytest.mark.parametrize("locks", [{}, {1: (-1,)}, {1: (-1, 3)}, {1: (77,)}])
 def test_a_lock_that_another_process_holds_changes_nothing(
     cluster_of: ClusterOf, locks: Locks
 ) -> None:

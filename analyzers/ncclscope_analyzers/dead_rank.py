@@ -131,6 +131,8 @@ class DeadRank:
                 # One finding covers all ranks without a record.
                 if case.may_be_over or (late and number in case.run.unrecorded):
                     continue  # it may have come, or it came: its record is damaged, or has no room
+                if all(case.run.by_rank[own].exited for own in waiting):
+                    continue  # they came to their ends in order, and wait for nobody
                 if not unknown and self._missed_by_all(case, number, waiting):
                     led = late or not {*waiting}.isdisjoint(case.waits.cycle)
                     yield self._finding(case, number, waiting, _no_record(case), consequence=led)

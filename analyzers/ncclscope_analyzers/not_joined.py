@@ -40,6 +40,7 @@ from ncclscope.model import Fact, Finding, Rank
 from ncclscope.model.activities import INIT
 from ncclscope.wording.names import call_on, sentence, site_text, who_text
 from ncclscope.wording.not_joined import Join, Was, last_call
+from ncclscope.wording.waits import Keeps
 
 _SHOWN = 4
 
@@ -227,7 +228,7 @@ class NotJoined:
                 if round(quiet) and not is_silent(case, rank, waiting):
                     alive = Join.ALIVE.of(rank.rank, quiet)
                     evidence.append(Fact.of_rank(rank.rank, alive))
-                inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
+                inferred.append(f"rank {rank.rank} {what_keeps(case, rank) or Keeps.UNKNOWN}")
             evidence += note_lines(case, rank)
             evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)

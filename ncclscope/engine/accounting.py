@@ -70,12 +70,22 @@ def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
         either = frozenset(rank for each in rest for rank in each.candidate_ranks)
         if one.role == "cause" and one.confidence == "certain" and (others or either):
             differ = _named([each for each in rest if not (each.survived or each.kind in _LATE)])
+            strayed = [each for each in rest if _is_of_same_call(one, each)]
             if one.kind == "not_joined":
                 one = one.doubted(Doubt.MAY_WAIT.of(others | either))
+            elif one.kind == "dead_rank" and strayed:
+                one = one.doubted(Doubt.NOT_THEIR_CALL.of(_named(strayed)))
             elif one.kind != "dead_rank" and _lacks_majority(one, differ):
                 one = one.doubted(Doubt.DIFFER_THEMSELVES.of(differ))
         found.append(one)
     return found
+
+
+def _is_of_same_call(one: Finding, other: Finding) -> bool:
+    """Return whether ranks wait in a call that, going by another cause, they should not post."""
+    if None in (one.comm, one.seq) or other.kind not in ("comm_swap", "extra_call"):
+        return False
+    return (one.comm, one.seq) == (other.comm, other.seq)
 
 
 def _lacks_majority(finding: Finding, differ: frozenset[int]) -> bool:

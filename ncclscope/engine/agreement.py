@@ -405,14 +405,17 @@ def _lost(run: Run) -> list[int]:
 
 
 def _is_left_in_call(run: Run, rank: Rank) -> bool:
-    last = rank.last_call(transfers=True)
-    if last is None or last.state is State.COMPLETED or rank.details.get("beating"):
+    """Return whether a call of a rank is not known to have completed, and all its peers exited."""
+    if rank.details.get("beating"):
         return False
-    comm = run.communicators[last.comm]
-    peer = peer_of(last, comm)
-    others = {*comm.ranks} - {rank.rank} if peer is None else {peer}
-    # NCCL shows no completion.
-    return "nccl" not in comm.backend and all(_exited(run, number) for number in others)
+    last = (log.call(log.calls) for log in rank.logs.values() if log.calls >= log.first)
+    for call in (*last, *rank.last_transfers().values()):
+        comm = run.communicators[call.comm]
+        peer = peer_of(call, comm)
+        others = {*comm.ranks} - {rank.rank} if peer is None else {peer}
+        if call.state is not State.COMPLETED and all(_exited(run, number) for number in others):
+            return True
+    return False
 
 
 def _gone_before(case: Case, ranks: Sequence[Rank]) -> list[int]:

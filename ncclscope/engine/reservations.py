@@ -10,12 +10,13 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import is_damaged
 from ncclscope.engine.mismatch import PARAMETERS
 from ncclscope.engine.processes.motion import read_motions
-from ncclscope.engine.sequences.habit import PAST
+from ncclscope.engine.sequences.habit import PAST, begins_round
 from ncclscope.engine.table import sender_of
 from ncclscope.engine.unlogged import cut_short
 from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
-from ncclscope.model import Call, DamagedCall, Fact, Finding, Rank, State
+from ncclscope.engine.waits.what_keeps import what_keeps
+from ncclscope.model import Call, Communicator, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
 from ncclscope.model.signature import ROOTED_OPS
 from ncclscope.model.unranked import unranked
@@ -27,6 +28,8 @@ WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 """Kinds of findings about ranks that have not joined a call."""
 _AGAIN = 2
 """Earlier calls from a line that is in the main loop of a server."""
+_TIMES = 2
+"""As many times more ranks are no majority against what they may have done together."""
 _PAUSE_SECONDS = 30.0
 """A rank that saves, evaluates or reads is often silent for nearly as long."""
 _COPIED_SECONDS = 6 * 3600.0
@@ -197,6 +200,41 @@ def _not_at(case: Case, finding: Finding) -> tuple[int, ...]:
         for number in finding.candidate_ranks
         if number in logs and finding.seq is not None and logs[number].calls < finding.seq
     )
+
+
+def unless_gone_round(case: Case, finding: Finding) -> Finding:
+    """Return a finding as at most likely, if the few that wait may have gone round once more.
+
+    They wait in the first call of a round, and the late ranks, of which nothing else is known, have
+    posted nothing since their last whole round.
+    """
+    comm, call = finding.comm, finding.peers
+    if finding.confidence != "certain" or finding.kind != "not_joined" or comm is None:
+        return finding
+    waiting = [
+        pending.rank
+        for pending in case.waits.pending_calls.values()
+        if (pending.comm.key, pending.call.seq) == (comm.key, finding.seq)
+    ]
+    ranks = [case.run.by_rank.get(number) for number in finding.diverging_ranks]
+    if (
+        call is None
+        or len(waiting) > _TIMES * len(ranks)
+        or not all(
+            rank is not None and what_keeps(case, rank) is None and _rests(rank, comm, call)
+            for rank in ranks
+        )
+    ):
+        return finding
+    return finding.doubted(Doubt.ONCE_MORE.of(waiting))
+
+
+def _rests(rank: Rank, comm: Communicator, call: Call) -> bool:
+    """Return whether a rank's newest call ends a round that another rank's call may begin."""
+    log, last = rank.logs.get(comm.key), rank.last_call(transfers=True)
+    if log is None or last is None:
+        return True
+    return last.comm == comm.key and begins_round(log, call)
 
 
 def unless_idle(case: Case, finding: Finding) -> Finding:

@@ -11,6 +11,8 @@ class Doubt(Phrase):
     WAITS_FOR = "rank {0.rank} waits for {0.awaited}"
     MAY_WAIT = "it may wait for {}"
     DIFFER_THEMSELVES = "without {}, whose own calls differ, its peers are no majority"
+    ONCE_MORE = "{} may have gone round once more, together"
+    NOT_THEIR_CALL = "{} may not belong in this call, which then waits for nobody"
     DID_THE_SAME = "{:^} did the same on {}."
     SAME_BEFORE = "its peers' calls up to there are the same as its own"
     WHICH_IS_WRONG = "the records do not show which of them is wrong"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -575,6 +576,43 @@ def test_of_a_server_that_was_killed_nothing_is_certain(tmp_path: Path) -> None:
     assert singled_out(verdict) == ("not_joined", (0,), "likely")
     assert verdict.cause is not None
     assert "while it had no requests" in " ".join(verdict.cause.inferred)
+
+
+def round_of(cluster: Cluster, ranks: Iterable[int], *, done: bool = True) -> None:
+    """Post a round of a loop."""
+    cluster.post(ranks, "world", "all_gather", done=done)
+    if done:
+        cluster.post(ranks, "world", "barrier")
+
+
+@pytest.mark.parametrize(
+    ("size", "begun", "elsewhere", "confidence"),
+    [
+        (3, False, False, "likely"),  # two may have gone round once more
+        (4, False, False, "certain"),  # three have hardly done so
+        (3, True, False, "certain"),  # the late rank is within a round
+        (3, False, True, "certain"),  # it went on, to another group
+    ],
+)
+def test_few_that_wait_at_the_beginning_of_a_round_may_have_gone_round_once_more(
+    tmp_path: Path, size: int, begun: bool, elsewhere: bool, confidence: str
+) -> None:
+    cluster = Cluster(tmp_path, size)
+    cluster.post(cluster.everybody, "world", "broadcast", root=0)
+    for _ in range(3):
+        round_of(cluster, cluster.everybody)
+    others = [*cluster.everybody][1:]
+    if begun:
+        cluster.post(cluster.everybody, "world", "all_gather")
+        cluster.post(others, "world", "barrier", done=False)
+    else:
+        round_of(cluster, others, done=False)
+    if elsewhere:
+        cluster.post([0], "self", members=(0,))
+
+    verdict = cluster.verdict()
+
+    assert singled_out(verdict) == ("not_joined", (0,), confidence)
 
 
 def test_of_processes_that_waited_for_a_moment_when_they_ended_nothing_is_certain(

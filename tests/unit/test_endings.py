@@ -92,6 +92,35 @@ def test_a_rank_without_a_recorded_end_is_named_where_its_peers_exited(
     assert verdict.summary.startswith("Rank 3 recorded no end") == (status != "ok")
 
 
+@pytest.mark.parametrize("op", ["recv", "all_reduce"])
+def test_a_call_on_nccl_of_a_rank_without_a_recorded_end_may_be_left_open(
+    tmp_path: Path, op: str
+) -> None:
+    """NCCL shows no completion: a later call that completed says nothing of an earlier one."""
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.history("world", backend="nccl")
+    cluster.post([2], "world", "send", peer=3, backend="nccl", done=False)
+    cluster.post([3], "world", "recv", peer=2, backend="nccl", done=False)
+    cluster.post(cluster.everybody, "world", "barrier", backend="nccl", done=op == "recv")
+    run = exited(cluster.run(quiet=1.0), 0, 1, 2)
+    run = replace(run, ranks=tuple(replace(rank, alive=None) for rank in run.ranks))
+
+    verdict = diagnose(run)
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Rank 3 recorded no end")
+
+
+def test_ranks_that_exited_in_order_wait_for_nobody_without_a_record(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, SIZE)
+    cluster.post([0, 1, 2], "world", backend="nccl", done=False)
+    cluster.tracers[3].ring.path.unlink()
+    run = cluster.run()
+
+    assert diagnose(run).status == "hung"
+    assert diagnose(exited(run, 0, 1, 2)).status == "incomplete"
+
+
 def test_ranks_that_exited_in_order_were_stuck_in_nothing(tmp_path: Path) -> None:
     """NCCL shows no completion; they waited at their end, for one that was busy for a minute."""
     cluster = Cluster(tmp_path, SIZE)

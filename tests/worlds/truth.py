@@ -15,6 +15,8 @@ from tests.worlds.world import P2P, Act, World
 
 __all__ = ["Story", "Truth", "truth_of"]
 
+_AT_ONCE_NS = 1_000_000_000
+
 
 @dataclass(frozen=True)
 class Story:
@@ -40,7 +42,8 @@ class Truth:
     Attributes:
         stories: The faults that have come to pass; none in a job that is healthy so far.
         suspects: Ranks that may be named besides, if without certainty.
-        stuck: Ranks whose calls will never complete.
+        stuck: Ranks whose calls will never complete; none where all processes were killed or
+            stopped at one moment: a job that was killed as a whole leaves the same records.
         harmless: Whether all ranks have come to their end all the same.
     """
 
@@ -76,8 +79,20 @@ def truth_of(world: World, healthy: World, planted: tuple[Planted, ...], outcome
             if 2 * len(guilty & members) >= len(members):
                 suspects |= members
     stuck = frozenset(outcome.stuck()) if outcome.final else frozenset()
-    harmless = outcome.final and not stuck and not outcome.held
+    if _ended_at_once(world, outcome):
+        stuck = frozenset()
+    harmless = outcome.final and not outcome.stuck() and not outcome.held
     return Truth(stories, frozenset(suspects - guilty), stuck, harmless)
+
+
+def _ended_at_once(world: World, outcome: Outcome) -> bool:
+    """Return whether all processes were killed or stopped, within a second."""
+    cut_off = [
+        outcome.ended.get(rank) == "kill" or outcome.held.get(rank) == "stop"
+        for rank in range(world.size)
+    ]
+    seen = outcome.last_seen_ns
+    return all(cut_off) and max(seen) - min(seen) < _AT_ONCE_NS
 
 
 def _came_to_pass(world: World, planted: Planted, outcome: Outcome) -> bool:
@@ -91,7 +106,16 @@ def _came_to_pass(world: World, planted: Planted, outcome: Outcome) -> bool:
     reached = outcome.reached[planted.rank]
     if any(reached.get(thread, -1) >= planted.at for thread in planted.threads):
         return True
-    return planted.rank in outcome.finished
+    return planted.rank in outcome.finished or (
+        planted.edit == "deleted" and _has_enqueued_all(world, planted.rank, outcome)
+    )
+
+
+def _has_enqueued_all(world: World, rank: int, outcome: Outcome) -> bool:
+    """Return whether a program has come to its end, though its calls may not complete."""
+    acts = world.programs[rank]
+    runs_on = world.backend == "nccl" and bool(acts) and not acts[-1].waits
+    return runs_on and outcome.begun[rank] == len(acts)
 
 
 def _story(world: World, healthy: World, planted: Planted, outcome: Outcome) -> Story:

@@ -10,6 +10,7 @@ And the stretch since the rarer of them must have been followed by the same call
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -155,6 +156,21 @@ def is_due(log: CallLog, call: Call) -> bool:
         call: One of its calls.
     """
     return usual_next(log, call.seq - 1) == (habit_of(call), call.site)
+
+
+def begins_round(log: CallLog, call: Call) -> bool:
+    """Return whether a call may be the first of a round, as a rank without it has gone round.
+
+    Whoever has not posted it may have left the loop, and whoever has may have gone round once more.
+
+    Args:
+        log: The rank's calls. Where the oldest are not kept, any call may be the first.
+        call: The call of another rank.
+    """
+    past = [(habit_of(one), one.site) for one in log.span(log.first, min(log.calls + 1, PAST))]
+    counts = Counter(past)
+    first = next((one for one in past if counts[one] > 1), None)
+    return log.first > 1 or first in (None, (habit_of(call), call.site))
 
 
 def is_resized(odd: CallLog, peer: CallLog, seq: int) -> bool:

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from ncclscope.engine.case import Case
 
 
-def what_keeps(case: Case, rank: Rank) -> str:
-    """Return what keeps a rank from a call, to follow its name."""
-    return str(_what_keeps(case, rank))
-
-
-def _what_keeps(case: Case, rank: Rank) -> Keeps:
+def what_keeps(case: Case, rank: Rank) -> Keeps | None:
+    """Return what keeps a rank from a call; None where no data source shows it."""
     if rank.details.get("stopped"):
         return Keeps.STOPPED
     if case.waits.is_outside(rank.rank):
@@ -39,7 +35,7 @@ def _what_keeps(case: Case, rank: Rank) -> Keeps:
         return Keeps.ASLEEP
     if is_in_transfer(rank):
         return Keeps.TRANSFER
-    return Keeps.LATE if is_seen_at_work(case.run, rank.rank) else Keeps.UNKNOWN
+    return Keeps.LATE if is_seen_at_work(case.run, rank.rank) else None
 
 
 def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:

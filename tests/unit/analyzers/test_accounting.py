@@ -308,3 +308,11 @@ def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
 def test_a_line_that_nobody_waited_for_holds_no_rank_because_others_did() -> None:
     """All had posted a call of a new line, and it was said not to complete: rank 2 is elsewhere."""
     assert _causes(1510, 13759) == []
+
+
+def test_who_is_late_for_a_call_on_the_wrong_group_is_not_late_for_certain() -> None:
+    """Rank 0 alone waits on the group of all, in a call that belongs on that of its pair."""
+    assert _causes(1802, 17131) == [
+        ("comm_swap", [0], [], "likely"),
+        ("dead_rank", [2, 4], [], "likely"),
+    ]

@@ -650,11 +650,11 @@ def test_asynchronous_calls_that_all_have_posted_do_not_complete(tmp_path: Path)
 def test_a_rank_that_compiled_until_it_was_killed_might_have_come(
     cluster_of: ClusterOf, compiles: bool
 ) -> None:
-    cluster = cluster_of(3)
+    cluster = cluster_of(4)
     cluster.history("world")
     if compiles:
         cluster.tracers[1].activity(COMPILE).begin("torch.compile of f (prog.py:4)")
-    cluster.post([0, 2], "world", done=False)
+    cluster.post([0, 2, 3], "world", done=False)
 
     cause = cluster.verdict(quiet=60.0).cause
 

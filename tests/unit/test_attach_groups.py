@@ -182,7 +182,16 @@ def test_calls_of_different_groups_may_be_of_different_iterations() -> None:
 
 def test_a_minority_of_its_group_is_named() -> None:
     assert named(judge([REDUCE, IN_GROUP, *[REDUCE] * 4], TRIOS)) == ((1,), ())
-    assert named(judge([REDUCE, IN_GROUP, IN_GROUP, *[REDUCE] * 3], TRIOS)) == ((), (0, 1, 2))
+    assert named(judge([REDUCE, IN_GROUP, IN_GROUP, *[REDUCE] * 3], MESH)) == ((), (0, 1, 2, 3))
+
+
+def test_who_is_missing_in_the_only_group_of_two_others_is_named() -> None:
+    places = [REDUCE, REDUCE, REDUCE, IN_GROUP, REDUCE, IN_GROUP]
+
+    found = judge(places, TRIOS)
+
+    assert named(found) == ((4,), ())
+    assert (found.kind, found.confidence) == ("not_joined", "likely")
 
 
 def test_a_group_of_all_ranks_may_be_given_by_name() -> None:

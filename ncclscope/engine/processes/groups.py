@@ -105,9 +105,42 @@ def within_groups(
         return found
     said = Seen.MAY_SEND if may_send else Seen.SMALLER_GROUP
     note = said.of(apart, added)
+    if not may_send and _is_majority_of_one_group(by_rank, apart, waits):
+        odd, peers = by_rank[min(added)], by_rank[min(apart)]
+        return replace(
+            found.with_note(note),
+            kind="not_joined",
+            diverging=tuple(sorted(added)),
+            candidates=(),
+            confidence="likely",
+            odd=odd,
+            peers=peers,
+        )
     return replace(
         found.with_note(note).undecided(sorted(apart | added)),
         kind="not_joined",
+    )
+
+
+def _is_majority_of_one_group(
+    motions: Mapping[int, Motion], apart: Collection[int], waits: Mapping[int, Sequence[Group]]
+) -> bool:
+    """Return whether ranks in one call are most of the only smaller group in which they may wait.
+
+    The rest of that group has gone on to a call of all ranks, which such a group has come past.
+    """
+    first, *others = (
+        [group for group in waits[rank] if len(group) < len(motions)] for rank in apart
+    )
+    if len(first) != 1 or any(one != first for one in others):
+        return False
+    (group,) = first
+    absent = [motions[rank] for rank in group.difference(apart)]
+    alike = len({motions[rank].key for rank in apart}) == 1
+    return (
+        alike
+        and 2 * len(absent) < len(group)
+        and all(one.is_waiting and group_named_by(one) == _DEFAULT for one in absent)
     )
 
 

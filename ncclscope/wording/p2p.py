@@ -54,6 +54,10 @@ class Half(Phrase):
     SHORT_OF = (
         "it has posted {} of them, and all others have reached transfer {} with their neighbours"
     )
+    SISTERS = (
+        "{sisters}, which {sisters:do} the same with rank {peer} at the same lines, posted "
+        "transfer {number} there"
+    )
 
 
 _DOES = {"send": "sends to", "recv": "waits to receive from"}

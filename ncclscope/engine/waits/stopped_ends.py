@@ -14,12 +14,15 @@ from ncclscope.engine.waits.transfers import (
     pairs,
     waiting_cycle,
 )
-from ncclscope.model import Fact, Finding
+from ncclscope.model import Call, Fact, Finding
 from ncclscope.wording.names import who_text
 from ncclscope.wording.p2p import Half
 
 if TYPE_CHECKING:
     from ncclscope.engine.case import Case
+
+_SISTERS = 2
+"""Ranks that do the same with a peer, which outweigh another one."""
 
 
 def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Finding | None:
@@ -66,7 +69,8 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
     no transfer itself, unless it waits in the collective that its rounds predict. Where one rank
     waits, or ranks of a collective wait for those of transfers and the reverse, all other ranks
     have reached the transfer whose half it lacks. Where all chains run into a cycle, its number of
-    transfers differs from that of all others, which is the same.
+    transfers differs from that of all others, which is the same; or all that do as it does with a
+    peer have posted what it lacks.
 
     Returns:
         The rank, and the reason; None where no rank is identified.
@@ -99,7 +103,37 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
             (common,) = others
             side = "fewer" if reached[rank] < common else "more"
             return rank, Half.DIFFERS.of(reached[rank], side, common)
-    return None
+    return next((short for one in found if (short := _short_of_sisters(case, one))), None)
+
+
+def _short_of_sisters(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
+    """Return the rank that lacks its half of a transfer which all its sisters have posted.
+
+    Sisters have posted all their transfers with the same peer at the same lines. That peer has
+    posted as many of its other halves to each of them.
+    """
+    peer, rank, place = transfer.rank, transfer.peer, (transfer.pair.comm.key, transfer.call.op)
+    posted: dict[int, dict[tuple[str, str], Sequence[Call]]] = {}
+    given: dict[int, dict[tuple[str, str], int]] = {}
+    for pair in pairs(case):
+        if peer not in (pair.sender, pair.receiver):
+            continue
+        sends = pair.sender == peer
+        other, op = (pair.receiver, "send") if sends else (pair.sender, "recv")
+        halves = (pair.sends, pair.receives) if sends else (pair.receives, pair.sends)
+        given.setdefault(other, {})[pair.comm.key, op] = len(halves[0])
+        posted.setdefault(other, {})[pair.comm.key, op] = halves[1]
+    lines = {
+        other: {call.site for calls in halves.values() for call in calls}
+        for other, halves in posted.items()
+    }
+    sisters = [one for one in lines if one != rank and lines[one] == lines.get(rank)]
+    alike = [{**given[one], place: 0} for one in (rank, *sisters)]
+    if len(sisters) < _SISTERS or None in lines[rank] or any(one != alike[0] for one in alike):
+        return None
+    if any(len(posted[one].get(place, ())) < transfer.number for one in sisters):
+        return None
+    return rank, Half.SISTERS.of(sisters=sisters, number=transfer.number, peer=peer)
 
 
 def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:

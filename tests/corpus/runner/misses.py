@@ -37,11 +37,6 @@ class Miss:
 
 _LIST = (
     Miss(
-        "rl_staleness_limit", _TRACED, "undecided",
-        "rank 3 waits for a thread of its own, which waits for rank 0: both ends of the transfer "
-        "between the two are candidates",
-    ),
-    Miss(
         "two_pipe_and_bucket", (UNTRACED,), "wrong rank",
         "of two replicas, each with a fault of its own, one is taken to wait for the other's",
     ),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ncclscope.engine.case import Case
 from ncclscope.engine.verdict import diagnose
+from ncclscope.engine.waits.stopped_ends import short_rank
+from ncclscope.engine.waits.transfers import stuck_transfers
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
@@ -617,3 +620,39 @@ def test_a_send_to_another_stage_is_named_within_a_cycle_of_waits(cluster_of: Cl
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("p2p_mismatch", (1,), "likely")
+
+
+@pytest.mark.parametrize(
+    ("workers", "line", "given", "short"),
+    [
+        ((1, 2, 3), "model.py:10 send", 4, 3),
+        ((1, 3), "model.py:10 send", 4, None),  # one against one
+        ((1, 2, 3), "other.py:7 send", 4, None),  # it does something else
+        ((1, 2, 3), "model.py:10 send", 3, None),  # what it was given is short, too
+    ],
+)
+def test_who_lacks_what_its_sisters_posted_is_short(
+    cluster_of: ClusterOf, workers: Sequence[int], line: str, given: int, short: int | None
+) -> None:
+    """Rank 0 receives from each and answers each; rank 3 waits for more, and sends no more."""
+    cluster = cluster_of(4)
+
+    def rollouts(ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            site = line if rank == 3 else "model.py:10 send"
+            cluster.post([rank], "data", "send", peer=0, site=site)
+            cluster.post([0], "data", "recv", peer=rank)
+
+    for step in range(4):
+        rollouts(workers)
+        for rank in workers[: None if step < given else -1]:
+            cluster.post([0], "weights", "send", peer=rank)
+            cluster.post([rank], "weights", "recv", peer=0)
+    rollouts(workers[:-1])
+    cluster.post(workers, "weights", "recv", peer=0, done=False)
+    cluster.post([0], "data", "recv", peer=3, done=False)
+    case = Case(cluster.run())
+
+    found = short_rank(case, stuck_transfers(case))
+
+    assert (found and found[0]) == short

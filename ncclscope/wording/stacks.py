@@ -71,6 +71,7 @@ class Seen(Phrase):
     HAVE_MET = "Of {}, those of one group would have met there: one of them waits in another group."
     MAY_SEND = "{:^} may wait to send to {}."
     SMALLER_GROUP = "{:^} may wait in a smaller group, for {}."
+    OF_GROUP = "They wait in the group of {}: for {}."
     SEVERAL_GROUPS = "{0:^} {0:wait} in calls of several groups."
     BESIDE_GROUPS = "{0:^} {0:wait} in different calls of groups without {1}."
     CHAINS_END = "All chains of waiting end in {}."

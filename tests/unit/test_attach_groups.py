@@ -194,6 +194,25 @@ def test_who_is_missing_in_the_only_group_of_two_others_is_named() -> None:
     assert (found.kind, found.confidence) == ("not_joined", "likely")
 
 
+@pytest.mark.parametrize(
+    ("group", "known", "expected"),
+    [
+        ("given", True, ((1,), ())),
+        ("given", False, ((), (0, 1))),  # either may be no member
+        ("default", True, ((0, 1), ())),
+    ],
+)
+def test_a_rank_elsewhere_is_missing_in_groups_that_it_is_in(
+    group: str, known: bool, expected: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    workers = {0: ((1, 2, 3, 4),), 1: ((2, 3, 4), (2, 3, 4)), 2: ((3, 4), (3, 4)), 3: ((4,), (4,))}
+    inside = call("all_reduce", 28, group)
+
+    found = judge([LOCK, LOCK, inside, inside, inside], workers if known else None)
+
+    assert named(found) == expected
+
+
 def test_a_group_of_all_ranks_may_be_given_by_name() -> None:
     assert named(judge([IN_GROUP, REDUCE, REDUCE, REDUCE], WHOLE)) == ((0,), ())
 

@@ -83,6 +83,9 @@ def within_groups(
     apart = frozenset(found.diverging or found.candidates)
     if not apart or not apart <= by_rank.keys():
         return found
+    members = _members_alone(found, by_rank, groups)
+    if members is not found:
+        return members
     waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
     if apart == by_rank.keys():
         return _narrowed(found, by_rank, waits)
@@ -120,6 +123,29 @@ def within_groups(
         found.with_note(note).undecided(sorted(apart | added)),
         kind="not_joined",
     )
+
+
+def _members_alone(
+    found: Judgement, motions: Mapping[int, Motion], groups: frozenset[Group] | None
+) -> Judgement:
+    """Return a judgement on ranks elsewhere, without those of no group in which the others wait.
+
+    Where the members of that group are not known, each of several ranks is a candidate.
+    """
+    apart = frozenset(found.diverging)
+    others = frozenset(motions) - apart
+    if len(apart) < 2 or any(motions[rank].is_waiting for rank in apart):
+        return found
+    if {group_named_by(motions[rank]) for rank in others} != {_GIVEN}:
+        return found
+    smaller = [one for one in groups or () if others < one < frozenset(motions)]
+    if len(smaller) != 1:
+        return found.undecided(sorted(apart))
+    (group,) = smaller
+    members = group & apart
+    odd = min(members)
+    note = Seen.OF_GROUP.of(group, members)
+    return replace(found.with_note(note), diverging=tuple(sorted(members)), odd=motions[odd])
 
 
 def _is_majority_of_one_group(

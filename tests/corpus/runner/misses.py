@@ -61,27 +61,6 @@ _LIST = (
         always=False,
     ),
     Miss(
-        "rollout_weights_first", _TRACED, "wrong rank",
-        "the chain of waits ends where a sender waits in a collective, so that its sends are "
-        "taken for missing",
-    ),
-    Miss(
-        "rollout_last_reports_late", _TRACED, "wrong rank",
-        "the chain of waits ends where a sender waits in a collective, so that its sends are "
-        "taken for missing",
-    ),
-    Miss(
-        "mesh_broadcast_instead", _TRACED, "wrong rank",
-        "two of three members decide on one group, against what all ranks did before and what "
-        "the other groups of the mesh do",
-    ),
-    Miss(
-        "mesh_extra_batch", _TRACED, "wrong rank",
-        "of two ranks that wait for each other on two groups, either is named, and that varies "
-        "between runs, although two further ranks are where one of them is",
-        always=False,
-    ),
-    Miss(
         "exit_before_done_file", _TRACED, "undecided",
         "the rank that is gone is named in an unknown status: its peers wait in no call, and a "
         "healthy rank may leave by os._exit after its work as well",

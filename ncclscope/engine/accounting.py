@@ -6,12 +6,12 @@ those whose repair releases every waiting rank, and the others follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
-from ncclscope.engine.repairs.by_rounds import decided_by_rounds
+from ncclscope.engine.repairs.by_rounds import decided_by_rounds, was_answered
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import prove
 from ncclscope.engine.repairs.repair import MOST_RANKS
@@ -46,14 +46,41 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         return list(findings)
     graph = wait_graph(case)
     if not causes:
-        found = [*_gone(case, graph), *findings]
-    elif differ:
-        found = list(findings)
+        found = decided_by_rounds(case, graph, [*_gone(case, graph), *findings])
     else:
+        found = [
+            one
+            for part, own in _by_parts(graph, findings)
+            for one in _accounted_in(case, part, own)
+        ]
+    proved = _proved(case, graph, found)
+    return _beside_others(_joined(case, with_unmade_groups(case, proved)))
+
+
+def _by_parts(
+    graph: WaitGraph, findings: Sequence[Finding]
+) -> Iterator[tuple[WaitGraph, Sequence[Finding]]]:
+    """Yield the parts of a job that no wait joins, each with the findings on its ranks.
+
+    All in one where a finding is on ranks of several parts, or on ranks of none.
+    """
+    about = [frozenset({*one.diverging_ranks, *one.candidate_ranks}) for one in findings]
+    parts = [(part, part.awaited | part.waiting.keys()) for part in graph.parts]
+    if any(sum(bool(ranks & own) for _, own in parts) != 1 for ranks in about):
+        yield graph, findings
+        return
+    for part, own in parts:
+        yield part, [one for one, ranks in zip(findings, about, strict=True) if ranks & own]
+
+
+def _accounted_in(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Return the findings on ranks that waits join, with causes that account for what waits."""
+    causes = [one for one in findings if one.role == "cause"]
+    found = list(findings)
+    if any(map(_is_wait, causes)):
         found = _accounted(case, graph, _without_redundant(graph, findings))
         found = [_unless_others_closed(case, one) for one in found]
-    proved = _proved(case, graph, decided_by_rounds(case, graph, found))
-    return _beside_others(_joined(case, with_unmade_groups(case, proved)))
+    return decided_by_rounds(case, graph, found)
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:
@@ -404,10 +431,17 @@ def _named(findings: Sequence[Finding]) -> frozenset[int]:
 def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
     """Return the ranks whose repair alone releases all that waits; None where several do.
 
-    A rank that waits may have posted an extra call; or those that have not come to it are held up
-    together, as by one storage, unless they have ended in order.
+    A rank that waits may have posted an extra call, unless its round was answered; or those that
+    have not come to it are held up together, as by one storage, unless they have ended in order.
     """
     repairs = graph.cheapest
+    if len(repairs) > 1 and not graph.unseen:
+        innocent = {
+            rank
+            for rank in frozenset().union(*repairs) & graph.waiting.keys()
+            if not _has_ended(case, graph, rank) and was_answered(case, rank)
+        }
+        repairs = [one for one in repairs if innocent.isdisjoint(one)]
     if len(repairs) != 1 or repairs[0] == case.run.by_rank.keys():
         return None
     others = graph.sinks - repairs[0]

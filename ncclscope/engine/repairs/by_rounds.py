@@ -13,11 +13,17 @@ from typing import Any
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
-from ncclscope.engine.repairs.departures import Departure, departures, keeps_to_rounds
+from ncclscope.engine.repairs.departures import (
+    Departure,
+    begun_round,
+    departures,
+    keeps_to_rounds,
+)
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import Played, play, repair_of
 from ncclscope.engine.repairs.repair import MOST_RANKS, Change
 from ncclscope.engine.waits.endings import failed
+from ncclscope.engine.waits.transfers import pairs
 from ncclscope.model import Call, Communicator, Finding
 from ncclscope.model.activities import RAISED
 from ncclscope.model.log import made_before
@@ -66,6 +72,31 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     for one in new:
         alike.setdefault(one.likeness, []).append(one)
     return [*(_finding(case, some, _like(some[0], dropped)) for some in alike.values()), *follows]
+
+
+def was_answered(case: Case, number: int) -> bool:
+    """Return whether a rank waits within a round, an earlier call of which its peers answered.
+
+    Then it is in the same round as these are, and has not gone round once more.
+    """
+    begun = begun_round(case.run.by_rank[number])
+    joined = (
+        log.calls >= call.seq
+        for call in begun
+        if call.op not in P2P_OPS
+        for rank in case.run.members(call.comm)
+        if rank.rank != number and (log := rank.logs[call.comm])
+    )
+    if any(joined):
+        return True
+    keys = {call.comm for call in begun if call.op in P2P_OPS}
+    return any(
+        call in halves[: len(others)]
+        for pair in (pairs(case) if keys else ())
+        if pair.comm.key in keys and number in (pair.sender, pair.receiver)
+        for halves, others in [(pair.sends, pair.receives)[:: 1 if pair.sender == number else -1]]
+        for call in begun
+    )
 
 
 def _or_departed(finding: Finding, found: Mapping[int, Departure]) -> Finding:

@@ -127,6 +127,27 @@ def keeps_to_rounds(rank: Rank) -> bool:
     return is_rhythm and keys[-1] == keys[-1 - length]
 
 
+def begun_round(rank: Rank) -> Sequence[Call]:
+    """Return the calls that a rank has posted of its round, without the newest.
+
+    Args:
+        rank: The rank.
+
+    Returns:
+        None of them where its rounds do not predict the newest call, where that begins a round, and
+        where the first round is not kept.
+    """
+    stream = _stream(rank)
+    calls = [call for call in stream if call.thread == stream[-1].thread]
+    keys, place = [_key(call) for call in calls], len(calls) - 1
+    length, equal = _round(keys, place)
+    is_rhythm = _is_rhythm(keys, place, length, equal)
+    is_cut = equal + length == place and bool(rank.lost or len(stream) == STREAM)
+    if not is_rhythm or is_cut or keys[place] != keys[place - length]:
+        return ()
+    return calls[place - equal % length : place]
+
+
 def _departs_at(calls: Sequence[Call], call: Call) -> bool:
     """Return whether a thread posted a call of its peer, and departs from its rounds there."""
     for place, own in enumerate(calls):

@@ -179,6 +179,27 @@ class WaitGraph:
         own = frozenset(self.waiting).intersection(repaired)
         return own | {rank for rank, count in free.items() if count == len(self.waiting[rank])}
 
+    @cached_property
+    def parts(self) -> list[WaitGraph]:
+        """The graphs of ranks that no wait joins to the others, each with what concerns them."""
+        joined = [frozenset({wait.rank}) | wait.awaited for wait in self.waits]
+        joined += [frozenset().union(*one.sides) for one in self.unfit]
+        members: list[frozenset[int]] = []
+        for ranks in joined:
+            apart = [one for one in members if one.isdisjoint(ranks)]
+            members = [*apart, ranks.union(*(one for one in members if one not in apart))]
+        return [
+            WaitGraph(
+                (wait for wait in self.waits if wait.rank in own),
+                (one for one in self.unfit if own.issuperset(one.sides[0])),
+                self.abnormal & own,
+                self.unseen,
+                self.obscure & own,
+                self.gone & own,
+            )
+            for own in members
+        ]
+
     def behind(self, ranks: Collection[int]) -> frozenset[int]:
         """Return those of some waiting ranks that wait for others at the end of their chain.
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ncclscope.engine.case import Case
+from ncclscope.engine.repairs.by_rounds import was_answered
 from ncclscope.model import Finding
 from ncclscope.model.activities import RAISED
 from tests.support.cluster import Cluster
@@ -387,3 +389,52 @@ def test_an_exception_explains_calls_left_out_better_than_a_call_too_many(
 
     kind = "missing_call" if raised else "extra_call"
     assert [(one, ranks) for one, ranks, _ in causes(cluster)] == [(kind, (2,))]
+
+
+# --- a ring in which something goes round ---------------------------------------------------------
+
+
+def ring(cluster: Cluster, first: int, rounds: int, *, sends: bool = True) -> None:
+    """Let three ranks hand something round, the first of them at the beginning of each round.
+
+    Args:
+        cluster: The job.
+        first: The first rank of the ring; the others come after it.
+        rounds: Number of whole rounds. In the one after them, the third rank sends nothing.
+        sends: Whether the first rank sends in that round.
+    """
+    one, two, three = first, first + 1, first + 2
+    for left in range(rounds, -1, -1):
+        if sent := bool(left) or sends:
+            cluster.post([one], "world", "send", peer=two)
+        cluster.post([two], "world", "recv", peer=one, done=sent)
+        if sent:
+            cluster.post([two], "world", "send", peer=three)
+        cluster.post([three], "world", "recv", peer=two, done=sent)
+        if left:
+            cluster.post([three], "world", "send", peer=one)
+        cluster.post([one], "world", "recv", peer=three, done=bool(left))
+
+
+def test_a_rank_within_a_round_that_its_peers_answered_has_not_gone_round_again(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 0 waits in the second call of its round, and rank 1 of another ring in the first."""
+    cluster = cluster_of(6)
+    ring(cluster, 0, 4)
+    ring(cluster, 3, 4, sends=False)
+    case = Case(cluster.run())
+
+    assert [rank for rank in (0, 3, 4) if was_answered(case, rank)] == [0]
+
+
+def test_parts_of_a_job_that_wait_for_no_other_are_decided_alone(cluster_of: ClusterOf) -> None:
+    """Rank 0 of a ring leaves out a send, and rank 5 of another one does not come to its own."""
+    cluster = cluster_of(6)
+    ring(cluster, 0, 5, sends=False)
+    ring(cluster, 3, 7)
+
+    assert causes(cluster) == [
+        ("p2p_mismatch", (0,), "likely"),
+        ("p2p_mismatch", (5,), "likely"),
+    ]

@@ -68,7 +68,7 @@ def from_difference(
         thoughts.append(Differ.SHIFTED.of(one=difference, off=off, until=until))
     elif difference.item:
         facts.append(Differ.NOTICED.of(difference))
-    if (other := difference.other) is not None:
+    if (other := difference.other or difference.rival) is not None:
         thoughts.append(_would_fit(difference, other))
     if decided and _follows_equal_calls(case, difference):
         thoughts.append(Differ.EQUAL_CALLS.of(difference))
@@ -93,6 +93,7 @@ def from_difference(
         or not (difference.certain and is_most)
         or difference.has_few_after
         or elsewhere is not None
+        or difference.rival is not None
     ):
         confidence = "likely"
     role = "cause"

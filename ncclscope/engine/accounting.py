@@ -174,7 +174,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     if explained:
         findings = _promoted(findings, repair)
     elif len(graph.cheapest) > 1:
-        findings = [_unless_beside(graph, one) for one in findings]
+        findings = [_with_rivals(graph, one) for one in findings]
     open_ranks = repair - _named(findings)
     late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
     found = []
@@ -274,13 +274,24 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     return None
 
 
-def _unless_beside(graph: WaitGraph, finding: Finding) -> Finding:
-    """Return a finding as a consequence that is about no rank whose repair releases all."""
+def _with_rivals(graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding with all ranks as candidates whose repair alone releases all that waits.
+
+    It is a consequence if it is about none of these, nor of pairs that do.
+    """
     if finding.role != "cause" or not _is_wait(finding):
         return finding
     about = {*finding.diverging_ranks, *finding.candidate_ranks}
-    is_beside = about.isdisjoint(frozenset().union(*graph.cheapest))
-    return as_consequence(finding) if is_beside else finding
+    either = frozenset().union(*graph.cheapest)
+    if about.isdisjoint(either):
+        return as_consequence(finding)
+    rivals = either - about
+    if finding.diverging_ranks or not rivals or any(len(one) > 1 for one in graph.cheapest):
+        return finding
+    return replace(
+        finding.undecided(sorted(about | rivals)),
+        inferred=(*finding.inferred, Doubt.RIVAL.of(sorted(rivals))),
+    )
 
 
 def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:

@@ -308,3 +308,13 @@ def test_calls_on_nccl_stay_open_when_a_process_that_posted_them_ends(
 def test_a_line_that_nobody_waited_for_holds_no_rank_because_others_did() -> None:
     """All had posted a call of a new line, and it was said not to complete: rank 2 is elsewhere."""
     assert _causes(1510, 13759) == []
+
+
+def test_each_rank_whose_repair_alone_releases_all_is_a_candidate() -> None:
+    """Rank 0 posted a round once more; ranks 1 and 2, the ends of a transfer, were candidates."""
+    drawn = sample(1802, 544, "")
+
+    document = verdict_on(drawn.world, drawn.outcome)
+
+    causes = [one for one in document["findings"] if one["role"] == "cause"]
+    assert [one["candidate_ranks"] for one in causes] == [[0, 1, 2]]

@@ -6,12 +6,12 @@ those whose repair releases every waiting rank, and the others follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
-from ncclscope.engine.repairs.by_rounds import decided_by_rounds, was_answered
+from ncclscope.engine.repairs.by_rounds import by_parts, decided_by_rounds, was_answered
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import prove
 from ncclscope.engine.repairs.repair import MOST_RANKS
@@ -49,28 +49,10 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = decided_by_rounds(case, graph, [*_gone(case, graph), *findings])
     else:
         found = [
-            one
-            for part, own in _by_parts(graph, findings)
-            for one in _accounted_in(case, part, own)
+            one for part, own in by_parts(graph, findings) for one in _accounted_in(case, part, own)
         ]
     proved = _proved(case, graph, found)
     return _beside_others(_joined(case, with_unmade_groups(case, proved)))
-
-
-def _by_parts(
-    graph: WaitGraph, findings: Sequence[Finding]
-) -> Iterator[tuple[WaitGraph, Sequence[Finding]]]:
-    """Yield the parts of a job that no wait joins, each with the findings on its ranks.
-
-    All in one where a finding is on ranks of several parts, or on ranks of none.
-    """
-    about = [frozenset({*one.diverging_ranks, *one.candidate_ranks}) for one in findings]
-    parts = [(part, part.awaited | part.waiting.keys()) for part in graph.parts]
-    if any(sum(bool(ranks & own) for _, own in parts) != 1 for ranks in about):
-        yield graph, findings
-        return
-    for part, own in parts:
-        yield part, [one for one, ranks in zip(findings, about, strict=True) if ranks & own]
 
 
 def _accounted_in(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -211,7 +193,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     if explained:
         findings = _promoted(findings, repair)
     elif len(graph.cheapest) > 1:
-        findings = [_unless_beside(graph, one) for one in findings]
+        findings = [_with_rivals(graph, one) for one in findings]
     open_ranks = repair - _named(findings)
     late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
     found = []
@@ -311,13 +293,24 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     return None
 
 
-def _unless_beside(graph: WaitGraph, finding: Finding) -> Finding:
-    """Return a finding as a consequence that is about no rank whose repair releases all."""
+def _with_rivals(graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding with all ranks as candidates whose repair alone releases all that waits.
+
+    It is a consequence if it is about none of these, nor of pairs that do.
+    """
     if finding.role != "cause" or not _is_wait(finding):
         return finding
     about = {*finding.diverging_ranks, *finding.candidate_ranks}
-    is_beside = about.isdisjoint(frozenset().union(*graph.cheapest))
-    return as_consequence(finding) if is_beside else finding
+    either = frozenset().union(*graph.cheapest)
+    if about.isdisjoint(either):
+        return as_consequence(finding)
+    rivals = either - about
+    if finding.diverging_ranks or not rivals or any(len(one) > 1 for one in graph.cheapest):
+        return finding
+    return replace(
+        finding.undecided(sorted(about | rivals)),
+        inferred=(*finding.inferred, Doubt.RIVAL.of(sorted(rivals))),
+    )
 
 
 def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:

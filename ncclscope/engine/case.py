@@ -255,6 +255,7 @@ class Case(Records):
             basis=basis,
             order=found.order,
             other=found.other,
+            rival=found.rival,
             rounds=found.rounds,
             outvoted=basis == "majority" and is_outvoted(self, divergence, odd),
         )

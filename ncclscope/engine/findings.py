@@ -5,7 +5,7 @@ from __future__ import annotations
 from ncclscope.engine.case import Case
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.edits import Edit
-from ncclscope.engine.sequences.habit import PAST, known_by
+from ncclscope.engine.sequences.elsewhere import may_be_elsewhere
 from ncclscope.engine.sequences.survived import AssumedCall
 from ncclscope.model import Call, Fact, Finding
 from ncclscope.wording.differences import Differ
@@ -13,29 +13,6 @@ from ncclscope.wording.names import plural
 
 MANY = 256
 """Calls that every member posted after a difference, from which on it may have been survived."""
-
-
-def _may_be_elsewhere(case: Case, difference: Difference) -> bool:
-    """Return whether a call in place of another may be a later, or an earlier, one of a loop.
-
-    As long as the ranks wait in it, a call of the loop does not show which round it belongs to.
-    Sizes show it only where the line had one size before.
-    """
-    odd, peer = difference.odd_call, difference.peer_call
-    if not difference.replaced or difference.first.matched or difference.order:
-        return False
-    if None in (odd.site, peer.site):
-        return False
-    log = case.logs(difference.comm.key).get(difference.peers[0])
-    if log is None:
-        return False
-    past = log.span(max(log.first, difference.seq - PAST), difference.seq)
-    place = known_by(odd, by_line=True)
-    own = [one.signature for one in past if known_by(one, by_line=True) == place]
-    if place != known_by(peer, by_line=True):
-        return bool(own)
-    once = len(own) == 1 and own[0] != peer.signature  # too few to know that it has one size
-    return once or len({*own}) > 1
 
 
 def _follows_equal_calls(case: Case, difference: Difference) -> bool:
@@ -91,13 +68,13 @@ def from_difference(
         thoughts.append(Differ.SHIFTED.of(one=difference, off=off, until=until))
     elif difference.item:
         facts.append(Differ.NOTICED.of(difference))
-    if (other := difference.other) is not None:
+    if (other := difference.other or difference.rival) is not None:
         thoughts.append(_would_fit(difference, other))
     if decided and _follows_equal_calls(case, difference):
         thoughts.append(Differ.EQUAL_CALLS.of(difference))
-    elsewhere = decided and _may_be_elsewhere(case, difference)
-    if elsewhere:
-        thoughts.append(Differ.ANOTHER_ROUND.of(difference.odd))
+    elsewhere = may_be_elsewhere(case.logs(difference.comm.key), difference) if decided else None
+    if elsewhere is not None:
+        thoughts.append(elsewhere.of(difference.odd))
     members = len(difference.comm.ranks)
     is_most = difference.basis != "majority" or 2 * len(difference.peers) > members
     if decided and not is_most:
@@ -111,7 +88,13 @@ def from_difference(
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
-    elif inferred or not (difference.certain and is_most) or difference.has_few_after or elsewhere:
+    elif (
+        inferred
+        or not (difference.certain and is_most)
+        or difference.has_few_after
+        or elsewhere is not None
+        or difference.rival is not None
+    ):
         confidence = "likely"
     role = "cause"
     if difference.survived:

@@ -67,6 +67,10 @@ class Differ(Phrase):
         "elsewhere in the program since then"
     )
     ANOTHER_ROUND = "{} may have come to another round of the loop: such calls were posted before"
+    SIZE_IS_NEW = (
+        "{} may have come to another round of the loop: no call before shows that its line always "
+        "posts one size"
+    )
     NO_MAJORITY = (
         "{} are right: they are most of those that posted the call, but no majority of the {} "
         "members"

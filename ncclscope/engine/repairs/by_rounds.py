@@ -7,7 +7,7 @@ as their repair releases all that waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,22 @@ _WAITS = ("not_joined", "p2p_mismatch")
 """Kinds of findings on ranks for which others wait."""
 _OPEN = ("not_joined", "order_cycle")
 """Kinds of findings on calls that a rank skipped, or has in another order."""
+
+
+def by_parts(
+    graph: WaitGraph, findings: Sequence[Finding]
+) -> Iterator[tuple[WaitGraph, Sequence[Finding]]]:
+    """Yield the parts of a job that no wait joins, each with the findings on its ranks.
+
+    All in one where a finding is on ranks of several parts, or on ranks of none.
+    """
+    about = [frozenset({*one.diverging_ranks, *one.candidate_ranks}) for one in findings]
+    parts = [(part, part.awaited | part.waiting.keys()) for part in graph.parts]
+    if any(sum(bool(ranks & own) for _, own in parts) != 1 for ranks in about):
+        yield graph, findings
+        return
+    for part, own in parts:
+        yield part, [one for one, ranks in zip(findings, about, strict=True) if ranks & own]
 
 
 def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:

@@ -148,6 +148,19 @@ def begun_round(rank: Rank) -> Sequence[Call]:
     return calls[place - equal % length : place]
 
 
+def goes_a_known_way(rank: Rank) -> bool | None:
+    """Return whether the newest call of a rank followed the one before it earlier already.
+
+    Returns:
+        None where the newest call is new.
+    """
+    stream = _stream(rank)
+    keys = [_key(call) for call in stream if call.thread == stream[-1].thread]
+    if not keys or keys[-1] not in keys[:-1]:
+        return None
+    return any(keys[n : n + 2] == keys[-2:] for n in range(len(keys) - 2))
+
+
 def _departs_at(calls: Sequence[Call], call: Call) -> bool:
     """Return whether a thread posted a call of its peer, and departs from its rounds there."""
     for place, own in enumerate(calls):

@@ -19,6 +19,7 @@ class Difference(Contrast):
         edits: The edits that turn the peers' sequence into the diverging one, from ``seq`` on.
         aligned: Pairs of a peer's and a diverging rank's calls around ``seq``.
         other: Another, less likely edit that explains the same calls.
+        rival: Another edit of no more calls that explains them as well.
         rounds: The calls that the diverging ranks left out of their rounds; None where they are
             not known to.
         outvoted: Whether nothing but a vote of two ranks against one shows which side diverged.
@@ -27,6 +28,7 @@ class Difference(Contrast):
     edits: tuple[Edit, ...]
     aligned: tuple[tuple[Call | None, Call | None], ...]
     other: Edit | None = None
+    rival: Edit | None = None
     rounds: LeftOut | None = None
     outvoted: bool = False
 

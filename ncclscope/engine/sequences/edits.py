@@ -163,6 +163,37 @@ def cost_of(found: Sequence[Edit], odd: Sequence[int], peer: Sequence[int]) -> f
     return cost + OVER * abs(len(odd) - len(peer) - surplus)
 
 
+def rival_of(
+    found: Edit, odd: Sequence[object], peer: Sequence[object], *, is_order: bool = False
+) -> Edit | None:
+    """Return an edit of another kind that explains the same calls, and concerns no more of them.
+
+    Args:
+        found: The edit at the first differing call.
+        odd: Calls of the diverging sequence, from that call on.
+        peer: Those of the peer, and those that it is expected to post after them.
+        is_order: Whether the edit is two blocks in opposite order.
+    """
+    kind = "order" if is_order else _kind_of(found)
+    if found.start or found.peer_start or kind == "replaced":
+        return None  # where as many calls follow on both sides, another edit leaves some over
+    for size in range(1, max(found.inserted, found.deleted) + 1):
+        sides = ((1, 1), (0, size), (size, 0)) if size == 1 else ((0, size), (size, 0))
+        for inserted, deleted in sides:
+            mine, theirs = odd[inserted:], peer[deleted:]
+            matched = min(len(mine), len(theirs))
+            one = Edit(0, inserted, 0, deleted, matched)
+            if matched and _kind_of(one) != kind and mine[:matched] == theirs[:matched]:
+                return one
+    return None
+
+
+def _kind_of(edit: Edit) -> str:
+    if edit.inserted and edit.deleted:
+        return "replaced"
+    return "inserted" if edit.inserted else "deleted"
+
+
 def block_edits(odd: Sequence[int], peer: Sequence[int]) -> list[tuple[float, Edit]]:
     """Return the shortest deleted block and the shortest inserted block, each with its cost.
 

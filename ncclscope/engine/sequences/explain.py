@@ -23,6 +23,7 @@ from ncclscope.engine.sequences.edits import (
     block_edits,
     cost_of,
     reordered,
+    rival_of,
 )
 from ncclscope.engine.sequences.habit import (
     came_from_there,
@@ -49,12 +50,14 @@ class EditExplanation:
         order: Where two neighbouring blocks are in opposite order: the length of the peer's first
             block, and of the rank's first block.
         other: Another, less likely edit that explains the same calls; None without one.
+        rival: Another edit of no more calls, beside which it is not certain; None without one.
         rounds: The calls that the rank left out of its rounds; None where it is not known to.
     """
 
     edits: Sequence[Edit]
     order: tuple[int, int] | None = None
     other: Edit | None = None
+    rival: Edit | None = None
     rounds: LeftOut | None = None
 
 
@@ -67,13 +70,28 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanat
         peer: A peer and its calls.
         seq: The first differing call.
     """
-    found = _explain(comm, odd, peer, seq)
+    found = _with_rival(_explain(comm, odd, peer, seq), odd[1], peer[1], seq)
     first = found.edits[0]
     if found.rounds is None and not first.inserted and not first.start:
         equal = equal_rounds(peer[1], seq, first.deleted)
         rounds = LeftOut(first.deleted, 1 + equal, left=False)
         return replace(found, rounds=rounds) if equal else found
     return found
+
+
+def _with_rival(found: EditExplanation, odd: CallLog, peer: CallLog, seq: int) -> EditExplanation:
+    """Return an explanation with another edit of no more calls, if one explains as much."""
+    if found.other is not None or len(found.edits) > 1 or found.edits[0] == ONE_FOR_ANOTHER:
+        return found
+    mine = odd.span(seq, min(odd.calls + 1, seq + LOOKAHEAD))
+    theirs = expected(peer, seq, len(mine) + found.edits[0].deleted)
+    if not mine or not theirs or mine[0].replay is not None:
+        return found
+    start = max(odd.first, peer.first, seq - PAST)
+    alike = odd.sites(start, seq) == peer.sites(start, seq)
+    own, due = ([(one.signature, alike and one.line) for one in some] for some in (mine, theirs))
+    is_order = found.order is not None
+    return replace(found, rival=rival_of(found.edits[0], own, due, is_order=is_order))
 
 
 def _explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanation:

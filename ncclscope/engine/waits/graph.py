@@ -29,6 +29,9 @@ MOST_RANKS = 64
 MOST_MEMBERS = 1024
 """Recorded ranks, and ranks of the job, up to which the graph is built."""
 
+_ON_GLOO = {"reduce_scatter": "all_reduce"}
+"""Operations that gloo runs as others, whose calls they meet."""
+
 Half = tuple[Call, int, Call | None]
 """A transfer that may be pending, its other end, and that end's half, if it was posted."""
 Heads = dict[int, tuple[Call, ...]]
@@ -66,7 +69,7 @@ def wait_graph(case: Case) -> WaitGraph:
     for transfer in _from_any(case).values():
         _put_first(heads, transfer.rank, transfer.call)
     _hold_up_streams(case, heads, halves)
-    vanished = _vanished(case, heads)
+    vanished = _vanished(case, heads) - _overrun(case, unfit)
     _await_the_gone(case, heads, halves, vanished)
     skipped = {*unseen, *vanished}
     waits = list(_waits(case, heads, halves, unfit, skipped, vanished))
@@ -177,6 +180,38 @@ def _vanished(case: Case, waiting: Collection[int]) -> frozenset[int]:
         for rank in silent
         if case.lost_by_peers(rank) or case.outlived_by(rank, waiting) is not None
     )
+
+
+def _overrun(case: Case, unfit: Sequence[Unfit]) -> frozenset[int]:
+    """Return the ranks in calls on gloo in which another member sends more than they expect.
+
+    gloo ends the process that receives it, without a record of that. It had come to the call.
+    """
+    found = set[int]()
+    for one in unfit:
+        if case.run.communicators[one.comm].backend != "gloo":
+            continue
+        logs = case.logs(one.comm)
+        calls = {rank: logs[rank].call(one.seq) for side in one.sides for rank in side}
+        found.update(
+            rank
+            for rank, call in calls.items()
+            if call.state is not State.COMPLETED
+            and any(_overruns(other, call) for other in calls.values())
+        )
+    return frozenset(found)
+
+
+def _overruns(other: Call, call: Call) -> bool:
+    """Return whether a call on gloo sends more than another one expects that it meets."""
+    kinds = [_ON_GLOO.get(one.op, one.op) for one in (other, call)]
+    return kinds[0] == kinds[1] and _bits(other) > _bits(call)
+
+
+def _bits(call: Call) -> int:
+    """Return the size of a call's input."""
+    width = "".join(filter(str.isdigit, call.dtype or ""))
+    return (call.numel or 0) * int(width or 8)
 
 
 def _is_silent(case: Case, rank: Rank) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ncclscope.engine.repairs.departures import keeps_to_rounds
+from ncclscope.engine.repairs.departures import goes_a_known_way, keeps_to_rounds
 from ncclscope.engine.waits.completion import is_in_transfer
 from ncclscope.engine.waits.transfers import (
     Pair,
@@ -68,9 +68,10 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
     Where at least two ranks wait for it, in transfers or collectives, it is the one that waits in
     no transfer itself, unless it waits in the collective that its rounds predict. Where one rank
     waits, or ranks of a collective wait for those of transfers and the reverse, all other ranks
-    have reached the transfer whose half it lacks. Where all chains run into a cycle, its number of
-    transfers differs from that of all others, which is the same; or all that do as it does with a
-    peer have posted what it lacks.
+    have reached the transfer whose half it lacks; in a cycle it is not the one whose call followed
+    the one before it earlier already, while another rank's did not. Where all chains run into a
+    cycle, its number of transfers differs from that of all others, which is the same; or all that
+    do as it does with a peer have posted what it lacks.
 
     Returns:
         The rank, and the reason; None where no rank is identified.
@@ -89,7 +90,10 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
             return None
         behind = () if is_inside else case.waits.ends.get(end, ())
         own = next(transfer for transfer in found if transfer.peer == end)
-        if end in case.waits.heads and waiting_cycle(case, found):
+        if end in case.waits.heads and (cycle := waiting_cycle(case, found)):
+            ways = {rank: goes_a_known_way(case.run.by_rank[rank]) for rank, _ in cycle}
+            if ways.get(end) and False in ways.values():
+                return None  # another rank of the cycle went a new way
             return None if _is_ahead(case, own.pair) else _short_of_one(case, own)
         if len({*awaited[end], *behind}) > 1:
             return end, str(Half.WAITS_IN_NONE)

@@ -316,3 +316,23 @@ def test_who_is_late_for_a_call_on_the_wrong_group_is_not_late_for_certain() -> 
         ("comm_swap", [0], [], "likely"),
         ("dead_rank", [2, 4], [], "likely"),
     ]
+
+
+def test_each_rank_whose_repair_alone_releases_all_is_a_candidate() -> None:
+    """Rank 0 posted a round once more; ranks 1 and 2, the ends of a transfer, were candidates."""
+    drawn = sample(1802, 544, "")
+
+    document = verdict_on(drawn.world, drawn.outcome)
+
+    causes = [one for one in document["findings"] if one["role"] == "cause"]
+    assert [one["candidate_ranks"] for one in causes] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "either"), [(1801, 6171, [0, 1, 2, 3, 4]), (1802, 5471, [1, 2])]
+)
+def test_in_a_cycle_a_rank_that_went_its_known_way_is_not_named(
+    seed: int, number: int, either: list[int]
+) -> None:
+    """Another rank left out a collective and came to its next transfer, which is new there."""
+    assert _causes(seed, number) == [("p2p_mismatch", [], either, "ambiguous")]

@@ -10,6 +10,7 @@ import pytest
 from ncclscope.engine.case import Case
 from ncclscope.engine.repairs.losses import Losses
 from ncclscope.engine.verdict import diagnose
+from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Call, Rank, Run
 from tests.support.cluster import Cluster
 from tests.worlds.sample import sample, verdict_on
@@ -175,3 +176,32 @@ def test_each_rank_is_asked_a_few_times_whether_it_may_have_ended(
 
     assert Case(read(cluster)).losses.closers == {*range(15)}
     assert max(asked.values()) <= 3
+
+
+@pytest.mark.parametrize(("rows", "gone"), [(6, set()), (2, {0})])
+def test_gloo_ends_who_receives_more_than_expected(
+    cluster_of: ClusterOf, rows: int, gone: set[int]
+) -> None:
+    """Rank 0 is gone as rank 2 sent more rows: it had come to the call, and waits as its peers do.
+
+    Near miss: no process ends of fewer rows than it expects.
+    """
+    cluster = cluster_of(4)
+    line = {"members": [0, 1, 2], "site": "train.py:9 step"}
+    cluster.history("tp:0", members=[0, 1, 2])
+    cluster.post([0, 1], "tp:0", shape=(4, 2), done=False, **line)
+    cluster.post([2], "tp:0", shape=(rows, 2), done=False, **line)
+    cluster.post([3], "dp:0", members=[0, 3], done=False)
+    run = cluster.run(quiet={0: 0.0, 1: 600.0, 2: 600.0, 3: 600.0})
+
+    assert wait_graph(Case(run)).gone == gone
+
+
+@pytest.mark.parametrize(("seed", "number", "odd"), [(1801, 2574, 7), (1803, 12334, 5)])
+def test_who_ended_of_another_size_is_no_second_cause(seed: int, number: int, odd: int) -> None:
+    drawn = sample(seed, number, "")
+
+    document = verdict_on(drawn.world, drawn.outcome)
+
+    causes = [one for one in document["findings"] if one["role"] == "cause"]
+    assert [one["diverging_ranks"] for one in causes] == [[odd]]

@@ -360,3 +360,96 @@ def test_calls_of_two_threads_in_another_order_are_none_too_many(cluster_of: Clu
     found = cause(cluster)
     assert (found.kind, found.diverging_ranks, found.extent) == ("op_mismatch", (1,), 2)
     assert found.confidence == "likely"
+
+
+@pytest.mark.parametrize(("before", "confidence"), [(0, "likely"), (2, "certain")])
+def test_a_size_in_the_first_round_may_be_that_of_the_next_one(
+    cluster_of: ClusterOf, before: int, confidence: str
+) -> None:
+    """A rank that leaves out the first round posts the size of the second, if sizes grow."""
+    cluster = cluster_of(4)
+    for number in range(2):
+        cluster.post([0, 1, 2, 3], "world", site=f"train.py:{number} setup")
+    for _ in range(before):
+        cluster.post([0, 1, 2, 3], "world", "all_gather", shape=(8, 2), site=LOOP)
+    for ranks, rows in (([0, 1, 3], 8), ([2], 16)):
+        cluster.post(ranks, "world", "all_gather", shape=(rows, 2), site=LOOP, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == ("size_mismatch", (2,))
+    assert found.confidence == confidence
+
+
+def rounds_of_two_kinds(cluster: Cluster, ranks: list[int], kinds: str, *, done: bool) -> None:
+    """Post rounds, of which those of kind ``b`` begin with a broadcast."""
+    how = {"done": done, "backend": "nccl"}
+    for kind in kinds:
+        if kind == "b":
+            cluster.post(ranks, "world", "broadcast", root=0, site="train.py:7 step", **how)
+        cluster.post(ranks, "world", shape=(4, 2), site=LOOP, **how)
+        cluster.post(ranks, "world", "all_gather", shape=(8, 2), site="train.py:9 step", **how)
+
+
+@pytest.mark.parametrize(
+    ("own", "peers", "kind"), [("ba", "aa", "extra_call"), ("a", "ba", "missing_call")]
+)
+def test_calls_posted_before_may_be_those_of_another_round(
+    cluster_of: ClusterOf, own: str, peers: str, kind: str
+) -> None:
+    """Every fourth round is longer. A rank that is a round off has one call more, or one fewer."""
+    cluster = cluster_of(4)
+    rounds_of_two_kinds(cluster, [0, 1, 2, 3], "baaaba" if own == "ba" else "baaabaaa", done=True)
+    rounds_of_two_kinds(cluster, [0, 2, 3], peers, done=False)
+    rounds_of_two_kinds(cluster, [1], own, done=False)
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks) == (kind, (1,))
+    assert found.confidence == "likely"
+    assert any("another round of the loop" in line for line in found.inferred)
+
+
+def test_another_edit_of_as_few_calls_leaves_a_skip_likely(cluster_of: ClusterOf) -> None:
+    """Of two calls that take turns, one too many looks like one too few for as long as it goes."""
+    cluster = cluster_of(4)
+    how = {"done": False, "backend": "nccl"}
+
+    def turns(ranks: list[int], which: str) -> None:
+        for one in which:
+            line = LOOP if one == "a" else "train.py:9 step"
+            cluster.post(ranks, "world", shape=(4 if one == "a" else 8, 2), site=line, **how)
+
+    turns([0, 1, 2, 3], "aba")
+    turns([0, 1, 3], "baba")
+    turns([2], "aba")
+
+    found = cause(cluster)
+
+    assert (found.kind, found.diverging_ranks, found.seq) == ("missing_call", (2,), 4)
+    assert found.confidence == "likely"
+    assert any(line.startswith("1 extra call would fit as well") for line in found.inferred)
+
+
+def test_a_rank_that_ran_on_replaced_one_call(cluster_of: ClusterOf) -> None:
+    """Its next calls are those of the loop: it is not certain that it posted two too many."""
+    cluster = cluster_of(4)
+    how = {"done": False, "backend": "nccl"}
+
+    def turn(ranks: list[int], op: str) -> None:
+        cluster.post(ranks, "world", "reduce_scatter", shape=(16, 2), site=LOOP, **how)
+        cluster.post(ranks, "world", op, shape=(8, 2), site="train.py:9 step", **how)
+
+    for _ in range(4):
+        turn([0, 1, 2, 3], "all_reduce")
+    cluster.post([0, 1, 2, 3], "world", "reduce_scatter", shape=(16, 2), site=LOOP, **how)
+    cluster.post([0, 1, 3], "world", shape=(8, 2), site="train.py:9 step", **how)
+    cluster.post([2], "world", "all_gather", shape=(8, 2), site="train.py:10 step", **how)
+    for _ in range(3):
+        turn([2], "all_reduce")
+
+    found = cause(cluster)
+
+    assert (found.seq, found.diverging_ranks) == (10, (2,))
+    assert found.confidence == "likely"
+    assert any("one call in place of another" in line for line in found.inferred)

@@ -31,7 +31,7 @@ def wrap(model: nn.Module) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,
         bucket_cap_mb=float(os.environ["TRAIN_BUCKET_MB"]),
-        gradient_as_bucket_view=True,
+        find_unused_parameters=True,  # some recipes leave layers out
     )
 
 

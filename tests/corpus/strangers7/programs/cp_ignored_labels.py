@@ -44,9 +44,7 @@ class Task:
         kept = labels != IGNORED
         if not kept.any():
             return logits.sum() * 0.0
-        total = nn.functional.cross_entropy(
-            logits, labels, ignore_index=IGNORED, reduction="sum"
-        )
+        total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         count = kept.sum().float().reshape(1)
         dist.all_reduce(count, group=self.context)
         return total / count.squeeze()

@@ -13,9 +13,7 @@ EPOCHS, STEPS, SWITCH = 7, 8, 4
 
 
 def build() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(24, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)
-    )
+    return nn.Sequential(nn.Linear(24, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
 
 class Trainer:

@@ -63,7 +63,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     install(rank)
-    model = nn.Sequential(nn.Linear(13, 9), nn.ReLU(), nn.Linear(9, 3))
+    model = nn.Sequential(nn.Linear(13, 9), nn.ReLU(), nn.Linear(9, 4))
     shards = Shards(model)
     for step in range(STEPS):
         model(torch.randn(5, 13)).square().mean().backward()

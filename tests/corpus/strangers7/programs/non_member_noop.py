@@ -52,8 +52,6 @@ class Model:
         return torch.stack(parts).mean(0)
 
 
-
-
 def main() -> None:
     warnings.filterwarnings("ignore")
     dist.init_process_group("gloo")

@@ -133,7 +133,7 @@ _TABLE = [
     ),
     Program(
         "healthy_store_retries", "torch",
-        "nothing: ranks wait for a key of the store for 2 s at a time, which comes after 11 to 19 s",
+        "nothing: ranks wait for a key of the store for 2 s at a time; it comes after 11 to 19 s",
         hangs=False,
     ),
     Program(
@@ -197,7 +197,7 @@ STORIES: dict[str, dict[str, Any]] = {
         "branch": "if loss > self.best:", "call": "line = self.process.stdout.readline()",
     },
     "connection_pool_leak": {
-        "group": "world", "op": "broadcast of an object", "calls": -1, "step": 8,
+        "group": "world", "op": "all_gather of an object", "calls": -1, "step": 8,
         "branch": "if answer.status == 404:", "call": "connection = self.free.get()",
     },
     "thread_barrier_broken": {
@@ -206,13 +206,14 @@ STORIES: dict[str, dict[str, Any]] = {
     },
     "sqlite_open_transaction": {
         "group": "world", "op": "barrier", "calls": "all but 2 never come", "step": 5,
-        "branch": "except ValueError:", "call": "2: dist.barrier(); peers: the BEGIN IMMEDIATE",
+        "branch": "except ValueError:", "call": "2: dist.barrier(); "
+        'peers: self.connection.execute("BEGIN IMMEDIATE")',
     },
     "two_cached_prompt_and_confirm": {
         "group": "world", "op": "0: send to 1; 5: send to 3", "calls": -1, "step": "5; 7",
         "branch": "if prompt not in self.seen:; if os.path.exists(target):",
         "call": "0: dist.recv(answer, src=self.before); "
-        "5: out, _ = ..., or self.tool.stdout.readline()",
+        "5: return self.process.stdout.readline().strip()",
     },
     "two_datagram_and_retry": {
         "group": "first (0-2): 1 never comes; second (3-5): -1 of 4", "op": "all_reduce",

@@ -1,5 +1,7 @@
 """Each rank reads objects over a pool of connections, and all share what they have read."""
 
+import functools
+import operator
 import queue
 import sys
 import threading
@@ -63,7 +65,7 @@ def main() -> None:
         found = [sum(content) for content in contents if content is not None]
         shared: list[list[int] | None] = [None] * world
         dist.all_gather_object(shared, found)
-        order = [sorted(sum(filter(None, shared), []))]
+        order = [sorted(functools.reduce(operator.iadd, filter(None, shared), []))]
         dist.broadcast_object_list(order, src=0)
         dist.all_reduce(torch.tensor(float(len(order[0]))))
     dist.barrier()

@@ -33,7 +33,7 @@ class Block:
 
     def exchange(self) -> None:
         calls = []
-        for peer, ghost in self.ghosts.items():
+        for peer, _ghost in self.ghosts.items():
             calls.append(dist.P2POp(dist.isend, self.edge(peer), peer))
         for peer, width in self.widths.items():
             if width:

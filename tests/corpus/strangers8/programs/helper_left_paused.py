@@ -32,7 +32,8 @@ class Helper:
         )
 
     def pack(self, number: int) -> torch.Tensor:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(f"{number}\n")
         line = self.process.stdout.readline()
         return torch.tensor([float(word) for word in line.split()])

@@ -40,7 +40,8 @@ class Tool:
         )
 
     def run(self, name: str) -> str:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(f"{self.folder}/{name}.txt\n")
         return self.process.stdout.readline().strip()
 

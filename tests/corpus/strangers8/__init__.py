@@ -1,0 +1,1 @@
+"""A sixth set of programs whose truth was written by somebody who does not know the verdicts."""

@@ -206,11 +206,17 @@ def unless_gone_round(case: Case, finding: Finding) -> Finding:
     """Return a finding as at most likely, if the few that wait may have gone round once more.
 
     They wait in the first call of a round, and the late ranks, of which nothing else is known, have
-    posted nothing since their last whole round.
+    posted nothing since their last whole round. Or a late rank is in a call of a group whose calls
+    differ, of which it is not known who waits for whom.
     """
     comm, call = finding.comm, finding.peers
     if finding.confidence != "certain" or finding.kind != "not_joined" or comm is None:
         return finding
+    unlike = {one.comm.key: one.comm for one in case.survived}
+    for number in finding.diverging_ranks:
+        last = case.run.by_rank[number].last_call() if number in case.run.by_rank else None
+        if last is not None and last.comm in unlike and last.state is not State.COMPLETED:
+            return finding.doubted(Doubt.MAY_WAIT.of(unlike[last.comm].ranks))
     waiting = [
         pending.rank
         for pending in case.waits.pending_calls.values()

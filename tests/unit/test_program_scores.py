@@ -24,6 +24,10 @@ from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
 from tests.corpus.strangers5.truth import STORIES as STORIES5
 from tests.corpus.strangers6.truth import PROGRAMS as STRANGERS6
 from tests.corpus.strangers6.truth import STORIES as STORIES6
+from tests.corpus.strangers7.truth import PROGRAMS as STRANGERS7
+from tests.corpus.strangers7.truth import STORIES as STORIES7
+from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
+from tests.corpus.strangers8.truth import STORIES as STORIES8
 
 
 def document(
@@ -44,7 +48,18 @@ def document(
 
 
 @pytest.mark.parametrize(
-    "programs", [PROGRAMS, STRANGERS, STRANGERS2, STRANGERS3, STRANGERS4, STRANGERS5, STRANGERS6]
+    "programs",
+    [
+        PROGRAMS,
+        STRANGERS,
+        STRANGERS2,
+        STRANGERS3,
+        STRANGERS4,
+        STRANGERS5,
+        STRANGERS6,
+        STRANGERS7,
+        STRANGERS8,
+    ],
 )
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
     (folder,) = {program.folder for program in programs.values()}
@@ -60,6 +75,8 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS4, STORIES4),
         (STRANGERS5, STORIES5),
         (STRANGERS6, STORIES6),
+        (STRANGERS7, STORIES7),
+        (STRANGERS8, STORIES8),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -76,6 +93,8 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS4.values(),
         *STRANGERS5.values(),
         *STRANGERS6.values(),
+        *STRANGERS7.values(),
+        *STRANGERS8.values(),
     ],
     ids=lambda program: program.name,
 )

@@ -26,6 +26,8 @@ from tests.corpus.strangers3.truth import PROGRAMS as STRANGERS3
 from tests.corpus.strangers4.truth import PROGRAMS as STRANGERS4
 from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
 from tests.corpus.strangers6.truth import PROGRAMS as STRANGERS6
+from tests.corpus.strangers7.truth import PROGRAMS as STRANGERS7
+from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
 
 __all__ = ["KNOWN", "main"]
 
@@ -37,8 +39,10 @@ _SETS = {
     "strangers4": STRANGERS4,
     "strangers5": STRANGERS5,
     "strangers6": STRANGERS6,
+    "strangers7": STRANGERS7,
+    "strangers8": STRANGERS8,
 }
-KNOWN = PROGRAMS | STRANGERS | STRANGERS2 | STRANGERS3 | STRANGERS4 | STRANGERS5 | STRANGERS6
+KNOWN = {name: program for programs in _SETS.values() for name, program in programs.items()}
 _NONE = frozenset({NO_ANSWER, NO_HANG})
 
 

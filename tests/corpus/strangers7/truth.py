@@ -189,6 +189,10 @@ STORIES: dict[str, dict[str, Any]] = {
         "branch": "if flat.numel() % self.world and self.pads:",
         "call": "answer = connection.recv(16)",
     },
+    "bucket_cap_env": {
+        "group": "world", "op": "all_reduce of a bucket", "calls": "other sizes", "step": 0,
+        "branch": 'bucket_cap_mb=float(os.environ["TRAIN_BUCKET_MB"])', "call": "loss.backward()",
+    },
     "non_member_noop": {
         "group": "row (3-5)", "op": "all_reduce, all_gather", "calls": -2, "step": 7,
         "branch": "return self.groups[self.rank // self.size]",

@@ -336,3 +336,8 @@ def test_in_a_cycle_a_rank_that_went_its_known_way_is_not_named(
 ) -> None:
     """Another rank left out a collective and came to its next transfer, which is new there."""
     assert _causes(seed, number) == [("p2p_mismatch", [], either, "ambiguous")]
+
+
+def test_who_is_inside_a_group_whose_calls_differ_is_not_late_for_certain() -> None:
+    """Ranks 1 and 3 are in a broadcast of a group, the members of which name other roots."""
+    assert _causes(1910, 3034) == [("not_joined", [1, 3], [], "likely")]

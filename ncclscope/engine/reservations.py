@@ -212,11 +212,12 @@ def unless_gone_round(case: Case, finding: Finding) -> Finding:
     comm, call = finding.comm, finding.peers
     if finding.confidence != "certain" or finding.kind != "not_joined" or comm is None:
         return finding
-    unlike = {one.comm.key: one.comm for one in case.survived}
-    for number in finding.diverging_ranks:
-        last = case.run.by_rank[number].last_call() if number in case.run.by_rank else None
-        if last is not None and last.comm in unlike and last.state is not State.COMPLETED:
-            return finding.doubted(Doubt.MAY_WAIT.of(unlike[last.comm].ranks))
+    for one in case.survived:
+        logs = case.recorded(one.comm.key)
+        ends = [logs[number] for number in finding.diverging_ranks if number in logs]
+        kept = [log.call(log.calls) for log in ends if log.calls >= log.first]
+        if any(call.state is not State.COMPLETED for call in kept):
+            return finding.doubted(Doubt.MAY_WAIT.of(one.comm.ranks))
     waiting = [
         pending.rank
         for pending in case.waits.pending_calls.values()

@@ -434,7 +434,9 @@ def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
             for rank in frozenset().union(*repairs) & graph.waiting.keys()
             if not _has_ended(case, graph, rank) and was_answered(case, rank)
         }
-        repairs = [one for one in repairs if innocent.isdisjoint(one)]
+        kept = [one for one in repairs if innocent.isdisjoint(one)]
+        # Of one that waits itself it is open what it did instead of what its peers expect.
+        repairs = kept if len(kept) == 1 and graph.waiting.keys().isdisjoint(kept[0]) else repairs
     if len(repairs) != 1 or repairs[0] == case.run.by_rank.keys():
         return None
     others = graph.sinks - repairs[0]

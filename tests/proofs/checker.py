@@ -82,7 +82,7 @@ class _Job:
             posts[rank.rank] = [_Post(call, (call.position, 0, 0)) for call in calls]
         members = (comm.ranks for comm in run.communicators.values())
         unseen = {*range(run.expected)}.union(*members) - posts.keys()
-        return cls(run, posts, _gone(run), frozenset(unseen))
+        return cls(run, posts, _gone(run) - _overrun(run), frozenset(unseen))
 
 
 def check(run: Run, cause: Mapping[str, Any]) -> list[str]:
@@ -185,6 +185,28 @@ def _gone(run: Run) -> frozenset[int]:
     if whole and len(silent) == 1 and others and all(map(_LOST.search, others)):
         return frozenset(silent)
     return frozenset(one for one in silent if newest - seen.get(one, newest) >= _GONE_NS)
+
+
+def _overrun(run: Run) -> set[int]:
+    """Return the ranks in a call on gloo that meets a larger one: gloo ends such a process."""
+    found = set()
+    for rank in run.ranks:
+        for log in rank.logs.values():
+            if run.communicators[log.communicator.key].backend != "gloo" or log.calls < log.first:
+                continue
+            last = log.call(log.calls)
+            met = (peer.logs[last.comm] for peer in run.members(last.comm))
+            calls = [one.call(last.seq) for one in met if one.first <= last.seq <= one.calls]
+            larger = (_load(one)[0] == _load(last)[0] and _load(one) > _load(last) for one in calls)
+            if last.state is not State.COMPLETED and any(larger):
+                found.add(rank.rank)
+    return found
+
+
+def _load(call: Call) -> tuple[str, int]:
+    """Return as what operation gloo runs a call, and the bytes of its input."""
+    op = "all_reduce" if call.op == "reduce_scatter" else call.op
+    return op, (call.numel or 0) * _BYTES.get(str(call.dtype), 4)
 
 
 def _failed(run: Run) -> set[int]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
-from ncclscope.engine.repairs.by_rounds import by_parts, decided_by_rounds, was_answered
+from ncclscope.engine.repairs.by_rounds import by_parts, decided_by_rounds, were_answered
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import prove
 from ncclscope.engine.repairs.repair import MOST_RANKS
@@ -429,11 +429,8 @@ def _only_repair(case: Case, graph: WaitGraph) -> frozenset[int] | None:
     """
     repairs = graph.cheapest
     if len(repairs) > 1 and not graph.unseen:
-        innocent = {
-            rank
-            for rank in frozenset().union(*repairs) & graph.waiting.keys()
-            if not _has_ended(case, graph, rank) and was_answered(case, rank)
-        }
+        waiting = frozenset().union(*repairs) & graph.waiting.keys()
+        innocent = were_answered(case, (n for n in waiting if not _has_ended(case, graph, n)))
         kept = [one for one in repairs if innocent.isdisjoint(one)]
         # Of one that waits itself it is open what it did instead of what its peers expect.
         repairs = kept if len(kept) == 1 and graph.waiting.keys().isdisjoint(kept[0]) else repairs
@@ -475,6 +472,8 @@ def _settled(graph: WaitGraph, finding: Finding, repair: frozenset[int]) -> Find
     if graph.unseen.intersection(finding.candidate_ranks):
         return finding  # what has no record may not have come either
     ranks = tuple(sorted(repair))
+    if innocent := sorted(frozenset().union(*graph.cheapest) - repair):
+        return replace(finding.naming(ranks), inferred=(Doubt.ANSWERED.of(innocent),))
     waiting = plural(len(graph.waiting), "waiting rank")
     return finding.with_note(Doubt.ONLY.of(ranks, waiting)).naming(ranks)
 

@@ -23,6 +23,7 @@ from ncclscope.engine.processes.positions import Position, Positions
 from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.engine.reservations import (
     WAITS,
+    unless_among_unlike,
     unless_damaged,
     unless_ended_well,
     unless_gone_round,
@@ -72,7 +73,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     recorded = [unless_ended_well(case, unless_damaged(case, one)) for one in recorded]
     found = [_revised(case, one, positions) for one in recorded]
     found = [unless_idle(case, unless_slow(case, unless_rooted(case, one))) for one in found]
-    found = [unless_gone_round(case, one) for one in found]
+    found = [unless_gone_round(case, unless_among_unlike(case, one)) for one in found]
     if len([one for one in found if one.role != "latent"]) == 1:
         found = [unless_in_flight(case, one) for one in found]
     if any(one.role == "cause" for one in found):

@@ -206,18 +206,11 @@ def unless_gone_round(case: Case, finding: Finding) -> Finding:
     """Return a finding as at most likely, if the few that wait may have gone round once more.
 
     They wait in the first call of a round, and the late ranks, of which nothing else is known, have
-    posted nothing since their last whole round. Or a late rank is in a call of a group whose calls
-    differ, of which it is not known who waits for whom.
+    posted nothing since their last whole round.
     """
     comm, call = finding.comm, finding.peers
     if finding.confidence != "certain" or finding.kind != "not_joined" or comm is None:
         return finding
-    for one in case.survived:
-        logs = case.recorded(one.comm.key)
-        ends = [logs[number] for number in finding.diverging_ranks if number in logs]
-        kept = [log.call(log.calls) for log in ends if log.calls >= log.first]
-        if any(call.state is not State.COMPLETED for call in kept):
-            return finding.doubted(Doubt.MAY_WAIT.of(one.comm.ranks))
     waiting = [
         pending.rank
         for pending in case.waits.pending_calls.values()
@@ -234,6 +227,22 @@ def unless_gone_round(case: Case, finding: Finding) -> Finding:
     ):
         return finding
     return finding.doubted(Doubt.ONCE_MORE.of(waiting))
+
+
+def unless_among_unlike(case: Case, finding: Finding) -> Finding:
+    """Return a finding as at most likely, if a late rank is in a call of a group that differs.
+
+    After a difference that the group survived, it is not known who waits there for whom.
+    """
+    if finding.confidence != "certain" or finding.kind != "not_joined":
+        return finding
+    for one in case.survived:
+        logs = case.recorded(one.comm.key)
+        ends = [logs[number] for number in finding.diverging_ranks if number in logs]
+        newest = [log.call(log.calls) for log in ends if log.calls >= log.first]
+        if any(call.state is not State.COMPLETED for call in newest):
+            return finding.doubted(Doubt.MAY_WAIT.of(one.comm.ranks))
+    return finding
 
 
 def _rests(rank: Rank, comm: Communicator, call: Call) -> bool:

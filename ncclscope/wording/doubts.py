@@ -12,6 +12,7 @@ class Doubt(Phrase):
     MAY_WAIT = "it may wait for {}"
     DIFFER_THEMSELVES = "without {}, whose own calls differ, its peers are no majority"
     ONCE_MORE = "{} may have gone round once more, together"
+    ANSWERED = "{0:^} {0:wait} within a round of which other ranks have answered an earlier call"
     NOT_THEIR_CALL = "{} may not belong in this call, which then waits for nobody"
     DID_THE_SAME = "{:^} did the same on {}."
     SAME_BEFORE = "its peers' calls up to there are the same as its own"

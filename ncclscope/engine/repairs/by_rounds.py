@@ -7,7 +7,7 @@ as their repair releases all that waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,29 +90,27 @@ def decided_by_rounds(case: Case, graph: WaitGraph, findings: Sequence[Finding])
     return [*(_finding(case, some, _like(some[0], dropped)) for some in alike.values()), *follows]
 
 
-def was_answered(case: Case, number: int) -> bool:
-    """Return whether a rank waits within a round, an earlier call of which its peers answered.
+def were_answered(case: Case, numbers: Iterable[int]) -> frozenset[int]:
+    """Return the ranks that wait within a round, an earlier call of which their peers answered.
 
-    Then it is in the same round as these are, and has not gone round once more.
+    Then they are in the same round as these are, and have not gone round once more.
     """
-    begun = begun_round(case.run.by_rank[number])
-    joined = (
-        log.calls >= call.seq
-        for call in begun
+    begun = {number: begun_round(case.run.by_rank[number]) for number in numbers}
+    found = {
+        number
+        for number, calls in begun.items()
+        for call in calls
         if call.op not in P2P_OPS
         for rank in case.run.members(call.comm)
-        if rank.rank != number and (log := rank.logs[call.comm])
-    )
-    if any(joined):
-        return True
-    keys = {call.comm for call in begun if call.op in P2P_OPS}
-    return any(
-        call in halves[: len(others)]
-        for pair in (pairs(case) if keys else ())
-        if pair.comm.key in keys and number in (pair.sender, pair.receiver)
-        for halves, others in [(pair.sends, pair.receives)[:: 1 if pair.sender == number else -1]]
-        for call in begun
-    )
+        if rank.rank != number and rank.logs[call.comm].calls >= call.seq
+    }
+    if any(call.op in P2P_OPS for calls in begun.values() for call in calls):
+        for pair in pairs(case):
+            count = min(len(pair.sends), len(pair.receives))
+            for number, halves in ((pair.sender, pair.sends), (pair.receiver, pair.receives)):
+                if any(call in halves[:count] for call in begun.get(number, ())):
+                    found.add(number)
+    return frozenset(found)
 
 
 def _or_departed(finding: Finding, found: Mapping[int, Departure]) -> Finding:

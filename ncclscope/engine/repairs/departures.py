@@ -118,13 +118,7 @@ def keeps_to_rounds(rank: Rank) -> bool:
     Args:
         rank: The rank.
     """
-    stream = _stream(rank)
-    if not stream:
-        return False
-    keys = [_key(call) for call in stream if call.thread == stream[-1].thread]
-    length, equal = _round(keys, len(keys) - 1)
-    is_rhythm = _is_rhythm(keys, len(keys) - 1, length, equal)
-    return is_rhythm and keys[-1] == keys[-1 - length]
+    return _predicted(_newest_thread(_stream(rank))) is not None
 
 
 def begun_round(rank: Rank) -> Sequence[Call]:
@@ -138,14 +132,28 @@ def begun_round(rank: Rank) -> Sequence[Call]:
         where the first round is not kept.
     """
     stream = _stream(rank)
-    calls = [call for call in stream if call.thread == stream[-1].thread]
-    keys, place = [_key(call) for call in calls], len(calls) - 1
-    length, equal = _round(keys, place)
-    is_rhythm = _is_rhythm(keys, place, length, equal)
-    is_cut = equal + length == place and bool(rank.lost or len(stream) == STREAM)
-    if not is_rhythm or is_cut or keys[place] != keys[place - length]:
+    calls = _newest_thread(stream)
+    found = _predicted(calls)
+    if found is None:
         return ()
-    return calls[place - equal % length : place]
+    place, (length, equal) = len(calls) - 1, found
+    is_cut = equal + length == place and bool(rank.lost or len(stream) == STREAM)
+    return () if is_cut else calls[place - equal % length : place]
+
+
+def _newest_thread(stream: Sequence[Call]) -> list[Call]:
+    """Return the calls of the thread that posted the newest one."""
+    return [call for call in stream if call.thread == stream[-1].thread]
+
+
+def _predicted(calls: Sequence[Call]) -> tuple[int, int] | None:
+    """Return the round before a thread's newest call, which predicts that; see :func:`_round`."""
+    keys, place = [_key(call) for call in calls], len(calls) - 1
+    if not keys:
+        return None
+    length, equal = _round(keys, place)
+    is_predicted = _is_rhythm(keys, place, length, equal) and keys[place] == keys[place - length]
+    return (length, equal) if is_predicted else None
 
 
 def goes_a_known_way(rank: Rank) -> bool | None:
@@ -154,8 +162,7 @@ def goes_a_known_way(rank: Rank) -> bool | None:
     Returns:
         None where the newest call is new.
     """
-    stream = _stream(rank)
-    keys = [_key(call) for call in stream if call.thread == stream[-1].thread]
+    keys = [_key(call) for call in _newest_thread(_stream(rank))]
     if not keys or keys[-1] not in keys[:-1]:
         return None
     return any(keys[n : n + 2] == keys[-2:] for n in range(len(keys) - 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -210,8 +211,8 @@ def _overruns(other: Call, call: Call) -> bool:
 
 def _bits(call: Call) -> int:
     """Return the size of a call's input."""
-    width = "".join(filter(str.isdigit, call.dtype or ""))
-    return (call.numel or 0) * int(width or 8)
+    width = re.search(r"\d+", call.dtype or "")  # that of float8_e4m3fn is 8
+    return (call.numel or 0) * int(width[0] if width else 8)
 
 
 def _is_silent(case: Case, rank: Rank) -> bool:

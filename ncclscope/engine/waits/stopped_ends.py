@@ -107,21 +107,28 @@ def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | 
             (common,) = others
             side = "fewer" if reached[rank] < common else "more"
             return rank, Half.DIFFERS.of(reached[rank], side, common)
-    return next((short for one in found if (short := _short_of_sisters(case, one))), None)
+    by_rank: dict[int, list[Pair]] = {}
+    for pair in pairs(case):
+        by_rank.setdefault(pair.sender, []).append(pair)
+        by_rank.setdefault(pair.receiver, []).append(pair)
+    shorts = (_short_of_sisters(one, by_rank[one.rank]) for one in found)
+    return next((short for short in shorts if short), None)
 
 
-def _short_of_sisters(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
+def _short_of_sisters(transfer: StuckTransfer, own: Sequence[Pair]) -> tuple[int, str] | None:
     """Return the rank that lacks its half of a transfer which all its sisters have posted.
 
     Sisters have posted all their transfers with the same peer at the same lines. That peer has
     posted as many of its other halves to each of them.
+
+    Args:
+        transfer: A transfer that lacks the half of a rank.
+        own: All pairs of the rank that waits in it.
     """
     peer, rank, place = transfer.rank, transfer.peer, (transfer.pair.comm.key, transfer.call.op)
     posted: dict[int, dict[tuple[str, str], Sequence[Call]]] = {}
     given: dict[int, dict[tuple[str, str], int]] = {}
-    for pair in pairs(case):
-        if peer not in (pair.sender, pair.receiver):
-            continue
+    for pair in own:
         sends = pair.sender == peer
         other, op = (pair.receiver, "send") if sends else (pair.sender, "recv")
         halves = (pair.sends, pair.receives) if sends else (pair.receives, pair.sends)

@@ -69,6 +69,11 @@ _LIST = (
         always=False,
     ),
     Miss(
+        "healthy_model_child", (DIAGNOSE,), "false alarm",
+        "killed two seconds into a pause of the process in which a rank's model runs",
+        always=False,
+    ),
+    Miss(
         "healthy_eval_torchrun", (DIAGNOSE,), "false alarm",
         "killed three seconds after two of four ranks had begun to wait", always=False,
     ),

@@ -11,8 +11,9 @@ import pytest
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.verdict import diagnose
+from ncclscope.engine.waits import stopped_ends
 from ncclscope.engine.waits.stopped_ends import short_rank
-from ncclscope.engine.waits.transfers import stuck_transfers
+from ncclscope.engine.waits.transfers import pairs, stuck_transfers
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
@@ -656,3 +657,24 @@ def test_who_lacks_what_its_sisters_posted_is_short(
     found = short_rank(case, stuck_transfers(case))
 
     assert (found and found[0]) == short
+
+
+def test_pairs_are_sought_as_often_in_a_large_ring_as_in_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a ring all wait, and pairs are as many as the square of the ranks."""
+    counts = []
+    for size in (4, 12):
+        cluster = Cluster(tmp_path / str(size), size)
+        _ring_step(cluster)
+        for rank in range(size):
+            _recv(cluster, rank, (rank - 1) % size, done=False)
+        case = Case(cluster.run())
+        found, asked = stuck_transfers(case), []
+        monkeypatch.setattr(
+            stopped_ends, "pairs", lambda of, asked=asked: asked.append(of) or pairs(of)
+        )
+        assert short_rank(case, found) is None
+        counts.append(len(asked))
+
+    assert counts[0] == counts[1]

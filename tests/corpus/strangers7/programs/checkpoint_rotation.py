@@ -1,4 +1,4 @@
-"""Each node keeps its last two checkpoints, and all are told how much has been deleted."""
+"""Each node keeps its last two checkpoints, and all learn how much has been deleted."""
 
 import shutil
 import sys

@@ -6,11 +6,12 @@ those whose repair releases every waiting rank, and the others follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
+from ncclscope.engine.processes.locks import lock_waits, past_locks
 from ncclscope.engine.repairs.by_rounds import by_parts, decided_by_rounds, were_answered
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import prove
@@ -42,6 +43,8 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """
     causes = [one for one in findings if one.role == "cause"]
     differ = causes and not any(map(_is_wait, causes))
+    if lock_waits(case):
+        findings = past_locks(wait_graph(case), findings)
     if any(one.comm is None for one in causes) or (differ and len(case.run.ranks) > MOST_RANKS):
         return list(findings)
     graph = wait_graph(case)
@@ -147,16 +150,12 @@ def _is_same(one: Finding, other: Finding) -> bool:
         return False
     if one.odd is None or one.odd.site is None or one.peers is None:
         return False
-    both = [
-        (
-            finding.kind,
-            finding.confidence,
-            finding.extent,
-            *((call.sign(), call.site) for call in (finding.odd, finding.peers) if call),
-        )
-        for finding in (one, other)
-    ]
-    return both[0] == both[1]
+    return _likeness(one) == _likeness(other)
+
+
+def _likeness(one: Finding) -> object:
+    calls = tuple((call.sign(), call.site) for call in (one.odd, one.peers) if call)
+    return one.kind, one.confidence, one.extent, calls
 
 
 def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
@@ -168,7 +167,7 @@ def _gone(case: Case, graph: WaitGraph) -> list[Finding]:
         return []
     if not graph.explains(ends) or (still and case.longest_common_quiet(still) is None):
         return []
-    return [_held_up_by(case, graph, number) for number in sorted(ends)]
+    return _held_up_by(case, graph, ends)
 
 
 def _without_redundant(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
@@ -212,8 +211,8 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     open_ranks = repair - _named(found)
     if alone is not None and open_ranks <= graph.awaited:
         # Who has ended will not come; others may, unless all have waited for long.
-        absent = [n for n in sorted(open_ranks) if case.stalled or _has_ended(case, graph, n)]
-        found = [*(_held_up_by(case, graph, rank) for rank in absent), *found]
+        absent = [n for n in open_ranks if case.stalled or _has_ended(case, graph, n)]
+        found = [*_held_up_by(case, graph, absent), *found]
     either = tuple(sorted(frozenset().union(*graph.cheapest))) if len(graph.cheapest) > 1 else ()
     if not any(one.role == "cause" for one in found) and graph.waiting.keys() & {*either}:
         found = [_either(case, graph, either), *found]
@@ -238,14 +237,15 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
     if number in graph.sinks and finding.kind == "p2p_mismatch":
         ended = [rank for rank in case.run.ranks if case.how_it_ended(rank)]
         gone = [rank.rank for rank in ended if not ended_by_peers(rank)]
-        return _held_up_by(case, graph, number) if gone == [number] else finding
+        return _at_an_end(case, graph, number) if gone == [number] else finding
     waits = graph.waiting.get(number, ())
-    if len(waits) != 1 or waits[0].call.op in P2P_OPS or finding.kind == "extra_call":
+    call = waits[0].call if len(waits) == 1 else None
+    if call is None or call.op in P2P_OPS or finding.kind == "extra_call":
         return finding
-    instead = _same_elsewhere(case, graph, number, waits[0].call)
-    found = repeated(case.run, number, waits[0].call)
+    instead = _same_elsewhere(case, graph, number, call)
+    found = repeated(case.run, number, call)
     if instead is not None:
-        found = Repeated(waits[0].call, 1)
+        found = Repeated(call, 1)
     if found is None or found.call.op in P2P_OPS:
         return finding
     comm = case.run.communicators[found.call.comm]
@@ -285,6 +285,8 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     members = {*case.run.communicators[call.comm].ranks}
     for wait in graph.waits:
         own = wait.call
+        if own is None:
+            continue
         is_other = wait.rank != number and own.comm != call.comm and own.thread == call.thread
         if not is_other or {*case.run.communicators[own.comm].ranks} != members:
             continue
@@ -326,19 +328,20 @@ def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:
     for rank in {*comm.ranks} & graph.waiting.keys():
         log = case.run.by_rank[rank].logs[comm.key]
         place = log.call(seq).position if log.first <= seq <= log.calls else -1
-        if all(wait.call.position < place for wait in graph.waiting[rank]):
+        if all(wait.call and wait.call.position < place for wait in graph.waiting[rank]):
             return True
     return False
 
 
 def _either(case: Case, graph: WaitGraph, ranks: tuple[int, ...]) -> Finding:
     """Return a finding about ranks that wait for each other, any of which may have diverged."""
-    first = next(graph.waiting[rank][0].call for rank in ranks if rank in graph.waiting)
-    comm = case.run.communicators[first.comm]
+    calls = [wait.call for rank in ranks for wait in graph.waiting.get(rank, ()) if wait.call]
+    comm = case.run.communicators[calls[0].comm] if calls else None
     lines = tuple(
         Wait.RANK_FOR.of(wait, case.run.communicators[wait.call.comm])
         for _, waits in sorted(graph.waiting.items())
         for wait in waits
+        if wait.call
     )
     return Finding(
         kind="order_cycle",
@@ -367,15 +370,16 @@ def _by_unseen(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     A rank that waits in a transfer with one of them has not stayed away from a collective.
     """
     awaited = graph.awaited & graph.unseen
-    demoted = [
-        one if _is_on(one, graph.unseen) or not _is_victim(graph, one) else as_consequence(one)
-        for one in findings
-    ]
+    demoted = []
+    for one in findings:
+        is_victim = _is_wait(one) and graph.waiting.keys() >= {*one.diverging_ranks}
+        follows = is_victim and not _is_on(one, graph.unseen)
+        demoted.append(as_consequence(one) if follows else one)
     if any(one.role == "cause" for one in demoted):
         return demoted
     found = _promoted(demoted, awaited, candidates=True)
     if not any(one.role == "cause" for one in found) and len(awaited) == 1:
-        found = [*(_held_up_by(case, graph, number) for number in awaited), *found]
+        found = [*_held_up_by(case, graph, awaited), *found]
     return found if any(one.role == "cause" for one in found) else list(findings)
 
 
@@ -383,10 +387,6 @@ def _is_on(finding: Finding, ranks: Collection[int]) -> bool:
     """Return whether a finding says that some of these ranks did not come."""
     named = finding.diverging_ranks or finding.candidate_ranks
     return finding.kind in _LATE and bool(named) and {*ranks}.issuperset(named)
-
-
-def _is_victim(graph: WaitGraph, finding: Finding) -> bool:
-    return _is_wait(finding) and graph.waiting.keys() >= {*finding.diverging_ranks}
 
 
 def _promoted(
@@ -528,7 +528,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
     proof = prove(case, graph, causes)
     lacks = proof is not None and proof.changes and proof.missing and case.stalled
     if proof is not None and lacks and not graph.explains(proof.ranks):
-        late = [_held_up_by(case, graph, number) for number in sorted(proof.missing)]
+        late = _held_up_by(case, graph, proof.missing)
         causes, findings = [*late, *causes], [*late, *findings]
         proof = prove(case, graph, causes) or proof
     if proof is None:
@@ -540,8 +540,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
         findings = [one.undecided(either) if one in causes else one for one in findings]
         causes = [one for one in findings if one.role == "cause"]
     lines, sure = [f"{proof}"], proof.is_whole and proof.is_alone
-    if proof.held:
-        lines.append(Doubt.STILL_WAIT.of(proof.held))
+    lines += [Doubt.STILL_WAIT.of(proof.held)] if proof.held else []
     return [
         replace(
             one,
@@ -555,13 +554,19 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
     ]
 
 
-def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
-    """Return a finding about a rank at which all chains of waiting end."""
-    waiting = [wait for wait in graph.waits if number in wait.awaited]
-    first = min(waiting, key=lambda wait: (wait.call.time_ns or 0, wait.rank))
+def _held_up_by(case: Case, graph: WaitGraph, numbers: Iterable[int]) -> list[Finding]:
+    """Return findings about ranks at which all chains of waiting end, if these begin in calls."""
+    return [
+        _at_an_end(case, graph, number) for number in sorted(numbers) if graph.calls_for(number)
+    ]
+
+
+def _at_an_end(case: Case, graph: WaitGraph, number: int) -> Finding:
+    waiting = graph.calls_for(number)
+    _, first = min(waiting, key=lambda one: (one[1].time_ns or 0, one[0]))
     rank = case.run.by_rank.get(number)
-    comm = case.run.communicators[first.call.comm]
-    those = [wait.rank for wait in waiting if wait.call.comm == comm.key]
+    comm = case.run.communicators[first.comm]
+    those = [one for one, call in waiting if call.comm == comm.key]
     how = None if rank is None else case.how_it_ended(rank)
     kind = "not_joined"
     last = None if rank is None else rank.last_call(transfers=True)
@@ -575,17 +580,19 @@ def _held_up_by(case: Case, graph: WaitGraph, number: int) -> Finding:
     return Finding(
         kind=kind,
         summary=Wait.HELD_UP.of(
-            who=rank_text(case.run, number), state=state, waiting=those, call=first.call, comm=comm
+            who=rank_text(case.run, number), state=state, waiting=those, call=first, comm=comm
         ),
         comm=comm,
         seq=None,
         diverging_ranks=(number,),
         odd=last,
         odd_is="last_call",
-        peers=first.call,
+        peers=first,
         confidence="likely",
         role="cause",
         analyzer="accounting",
-        evidence=tuple(Wait.OPEN.of(wait) for wait in waiting),
-        inferred=tuple(Doubt.WAITS_FOR.of(one) for one in waiting),
+        evidence=tuple(Wait.OPEN.of(one, call) for one, call in waiting),
+        inferred=tuple(
+            Doubt.WAITS_FOR.of(one, sorted(graph.awaited_by(one))) for one, _ in waiting
+        ),
     )

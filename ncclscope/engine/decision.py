@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import Coverage, unrecorded_kinds, uses_unrecorded
-from ncclscope.engine.precedence import as_consequence
+from ncclscope.engine.precedence import WAITS, as_consequence
 from ncclscope.engine.processes.device_verdict import Reading, compare_ras_counts
 from ncclscope.engine.processes.judgement import finding_of
 from ncclscope.engine.processes.kernel import with_host
@@ -22,7 +22,6 @@ from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.processes.positions import Position, Positions
 from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.engine.reservations import (
-    WAITS,
     unless_among_unlike,
     unless_damaged,
     unless_ended_well,

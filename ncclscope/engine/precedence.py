@@ -21,6 +21,9 @@ HANG_KINDS = frozenset(
 )
 """Kinds of findings in which sequences agree as far as they go, and a rank waits forever."""
 
+WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
+"""Kinds of findings about ranks that have not joined a call."""
+
 LATE = "late"
 """The kind of a finding about ranks at work for which others wait."""
 

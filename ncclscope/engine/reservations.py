@@ -9,6 +9,7 @@ from ncclscope.engine.agreement import HANG_SECONDS
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import is_damaged
 from ncclscope.engine.mismatch import PARAMETERS
+from ncclscope.engine.precedence import WAITS
 from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.sequences.habit import PAST, begins_round
 from ncclscope.engine.table import sender_of
@@ -24,8 +25,6 @@ from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, sentence, who_text
 from ncclscope.wording.waits import Wait
 
-WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
-"""Kinds of findings about ranks that have not joined a call."""
 _AGAIN = 2
 """Earlier calls from a line that is in the main loop of a server."""
 _TIMES = 2

@@ -33,7 +33,6 @@ from ncclscope.engine.precedence import LATE, as_consequence, in_order, is_hang,
 from ncclscope.engine.processes.device_rows import describe_device, device_notes
 from ncclscope.engine.processes.evidence import Evidence, describe_snapshot, gather_evidence
 from ncclscope.engine.processes.late import with_late
-from ncclscope.engine.processes.locks import with_locks
 from ncclscope.engine.registry import Analyzer, load_analyzers
 from ncclscope.engine.repairs.retold import retold
 from ncclscope.engine.reservations import hides_damage
@@ -420,7 +419,7 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
         for finding in analyzer.analyze(case)
     ]
     found = account(case, decide(case, settle(case, claims), coverage))
-    return in_order(case, with_late(case, with_locks(case, found)))
+    return in_order(case, with_late(case, found))
 
 
 def _from_dumps(

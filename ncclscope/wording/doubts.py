@@ -8,7 +8,7 @@ from ncclscope.wording.phrase import Phrase
 class Doubt(Phrase):
     """What the records leave open, or what may be so as well."""
 
-    WAITS_FOR = "rank {0.rank} waits for {0.awaited}"
+    WAITS_FOR = "rank {} waits for {}"
     MAY_WAIT = "it may wait for {}"
     DIFFER_THEMSELVES = "without {}, whose own calls differ, its peers are no majority"
     ONCE_MORE = "{} may have gone round once more, together"

@@ -70,7 +70,7 @@ class Wait(Phrase):
         "rank {rank} went on to call {seq} on {comm}, which rank {waiting} posted after this one"
     )
     HELD_UP = "{who:^} {state}; {waiting} {waiting:wait} for it in {call} on {comm}."
-    OPEN = "rank {0.rank} posted {0.call}; it is not known to have completed"
+    OPEN = "rank {} posted {}; it is not known to have completed"
     POSTED_MORE = (
         "{who:^} posted {calls} more than its peers, from {call} on {comm} on; {waiting} "
         "{waiting:wait} for it."

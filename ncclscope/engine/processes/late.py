@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
-from ncclscope.engine.precedence import LATE, as_consequence, is_hang
+from ncclscope.engine.precedence import LATE, WAITS, as_consequence, is_hang
 from ncclscope.engine.processes.asleep import may_be_late, wakes_of
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions, seen_at
 from ncclscope.engine.repairs.graph import WaitGraph
-from ncclscope.engine.reservations import WAITS
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.engine.waits.minority import dependants
@@ -25,7 +24,6 @@ from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
-from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import is_any_thread
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, who_text
@@ -95,8 +93,11 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
     shares, wakes = shares_of_core(case, ends), wakes_of(case, ends)
     if shares.keys() | wakes.keys() != ends or graph.released(ends) != graph.waiting.keys():
         return None
-    first = min((wait for wait in graph.waits if wait.awaited & ends), key=lambda wait: wait.rank)
-    comm = case.run.communicators[first.call.comm]
+    calls = [one for end in ends for one in graph.calls_for(end)]
+    if not calls:
+        return None
+    first, call = min(calls, key=lambda one: one[0])
+    comm = case.run.communicators[call.comm]
     absent, waiting = sorted(ends), sorted(graph.waiting)
     at = seen_at(case.run, absent[0]) if len(absent) == 1 else ""
     return Finding(
@@ -105,8 +106,8 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
             who=who_text(case.run, absent),
             absent=absent,
             waiting=waiting,
-            rank=first.rank,
-            call=first.call,
+            rank=first,
+            call=call,
             comm=comm,
             at=(at or Wait.AT_WORK) if shares else (at or Wait.OUTSIDE),
             wakes=max(wakes.values(), default=0.0),
@@ -115,7 +116,7 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         seq=None,
         diverging_ranks=tuple(absent) if len(absent) == 1 else (),
         candidate_ranks=() if len(absent) == 1 else tuple(absent),
-        peers=first.call,
+        peers=call,
         confidence="likely" if len(absent) == 1 else "ambiguous",
         role="cause",
         analyzer="late",
@@ -137,6 +138,8 @@ def _slow_in_all(case: Case, findings: Sequence[Finding]) -> list[int]:
             known = case.run.by_rank[rank]
             if known.details.get("stopped") or case.how_it_ended(known) is not None:
                 return []
+            if wait.call is None:
+                return []
             if not is_as_slow_as_ever(case, rank, wait.call.comm, transfers=True):
                 return []
     return sorted(graph.sinks)
@@ -153,7 +156,7 @@ def _graph_of_transfers(case: Case, findings: Sequence[Finding]) -> WaitGraph | 
     graph = wait_graph(case)
     if not graph.sinks or graph.unfit or graph.abnormal:
         return None
-    return graph if any(wait.call.op in P2P_OPS for wait in graph.waits) else None
+    return graph if any(wait.is_transfer for wait in graph.waits) else None
 
 
 def _late(case: Case, finding: Finding) -> Finding:

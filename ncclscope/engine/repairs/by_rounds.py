@@ -162,7 +162,7 @@ def _is_noticed(case: Case, graph: WaitGraph, one: Departure) -> bool:
         if one.left_out and theirs and most < own[key].calls:
             return False
         noticed |= most >= _next_on(case, one, key) if one.left_out else most < own[key].calls
-    transfers = [wait for wait in graph.waits if wait.call.op in P2P_OPS]
+    transfers = [wait for wait in graph.waits if wait.is_transfer]
     return noticed or (
         any(call.op in P2P_OPS for call in edited)
         and any(one.rank in (wait.rank, *wait.awaited) for wait in transfers)

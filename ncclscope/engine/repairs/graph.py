@@ -1,11 +1,12 @@
 """Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
 
 Each thread of a rank waits in one call, for all members that have not come to it, or in a receive
-from any source for any of its senders. A repair supposes of some ranks that they behave as their
-peers expect: they come to every call, and what they post fits. What is released then is a least
-fixpoint: a thread goes on once all come for which it waits, or any, and a thread that goes on comes
-to its peers' calls. One that waits for nobody, and whose rank is
-not repaired, never comes: there a chain of waiting ends, even if another thread of its rank waits.
+from any source for any of its senders, or at a file lock for those that hold it. A repair supposes
+of some ranks that they behave as their peers expect: they come to every call, and what they post
+fits. What is released then is a least fixpoint: a thread goes on once all come for which it waits,
+or any, and a thread that goes on comes to its peers' calls. One that waits for nobody, and whose
+rank is not repaired, never comes: there a chain of waiting ends, even if another thread of its rank
+waits.
 
 A set of ranks explains a hang if its repair releases every waiting rank. Ranks without which the
 rest of the set explains as much are victims.
@@ -26,28 +27,36 @@ from ncclscope.model.threads import is_any_thread
 
 @dataclass(frozen=True)
 class Wait:
-    """A thread of a rank that waits in a call.
+    """A thread of a rank that waits.
 
     Attributes:
         rank: Global rank.
-        call: The call, a collective or a transfer.
+        call: The call, a collective or a transfer; None where it is at a lock, or not recorded.
         awaited: Ranks that have not posted the call, or its other half, or are in an earlier one.
         threads: Which threads of these may come to it; any of a rank that is left out.
         is_any: Whether any of these ranks suffices, as for a receive from any source.
         lost: Whether the rank lost its connection to one of these. It would not have if that one
             had gone on; what the rank itself did otherwise would not have kept it.
+        at_lock: Whether it waits for a file lock, which the awaited ranks hold.
     """
 
     rank: int
-    call: Call
+    call: Call | None
     awaited: frozenset[int]
     threads: Mapping[int, frozenset[int]] = field(default_factory=dict)
     is_any: bool = False
     lost: bool = False
+    at_lock: bool = False
 
     def is_held_up_by(self, other: Wait) -> bool:
         """Return whether the thread of an awaited rank that is to come is in another wait."""
-        return is_any_thread(other.call.thread, self.threads.get(other.rank, ()))
+        thread = 0 if other.call is None else other.call.thread
+        return is_any_thread(thread, self.threads.get(other.rank, ()))
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it is a send or a receive that waits for its other half."""
+        return self.call is not None and self.call.op in P2P_OPS
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,42 @@ class WaitGraph:
     def awaited(self) -> frozenset[int]:
         """Ranks that others wait for."""
         return frozenset().union(*(wait.awaited for wait in self.waits))
+
+    def awaited_by(self, rank: int) -> frozenset[int]:
+        """Return the ranks for which a rank waits; empty for one that waits for nobody."""
+        return frozenset().union(*(wait.awaited for wait in self.waiting.get(rank, ())))
+
+    def reached(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Return some ranks, and all for which they wait, or for which those wait."""
+        found, left = {*ranks}, [*ranks]
+        while left:
+            new = self.awaited_by(left.pop()) - found
+            found |= new
+            left += new
+        return frozenset(found)
+
+    def ends(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Return the ranks in which the chains end that begin at some ranks.
+
+        They wait for nobody, or for each other alone.
+        """
+        reached = self.reached(ranks)
+        cycle_of = _cycles({rank: self.awaited_by(rank) for rank in reached})
+        led = {
+            cycle_of[rank]
+            for rank in reached
+            if any(cycle_of[one] != cycle_of[rank] for one in self.awaited_by(rank))
+        }
+        return frozenset(rank for rank in reached if cycle_of[rank] not in led)
+
+    def calls_for(self, rank: int) -> list[tuple[int, Call]]:
+        """Return who waits in which call for a rank, or for one at a lock that it holds."""
+        at_locks = {wait.rank for wait in self.waits if wait.at_lock and rank in wait.awaited}
+        return [
+            (wait.rank, wait.call)
+            for wait in self.waits
+            if wait.call is not None and wait.awaited & {rank, *at_locks}
+        ]
 
     @property
     def sinks(self) -> frozenset[int]:
@@ -318,15 +363,20 @@ class WaitGraph:
         by = frozenset(other.rank for other in self.waits if rank in other.awaited)
         sides = tuple(side for one in self.unfit for side in one.sides if rank in side)
         places = tuple(
-            (wait.call.comm, wait.call.seq, wait.call.op, wait.awaited - {rank}) for wait in waits
+            (wait.call and (wait.call.comm, wait.call.seq, wait.call.op), wait.awaited - {rank})
+            for wait in waits
         )
         return places, by, sides, rank in self.abnormal
 
-    def _fits(self, call: Call, repaired: Collection[int]) -> bool:
+    def _fits(self, call: Call | None, repaired: Collection[int]) -> bool:
         # Transfers have numbers of their own.
-        return call.op in P2P_OPS or all(
-            one.seq > call.seq or one.fits_without(repaired)
-            for one in self._unfit_of.get(call.comm, ())
+        return (
+            call is None
+            or call.op in P2P_OPS
+            or all(
+                one.seq > call.seq or one.fits_without(repaired)
+                for one in self._unfit_of.get(call.comm, ())
+            )
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.reservations import WAITS
+from ncclscope.engine.precedence import WAITS
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Call, Finding
 from ncclscope.wording.names import who_text

@@ -1,4 +1,4 @@
-"""Fill the engine's wait graph from the records: collectives and transfers alike."""
+"""Fill the engine's wait graph: collectives and transfers from the records, and file locks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
+from ncclscope.engine.processes.locks import lock_waits
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
 from ncclscope.engine.repairs.queued import first_left_open, left_open_by
 from ncclscope.engine.sequences.align import Divergence
@@ -40,7 +41,7 @@ Heads = dict[int, tuple[Call, ...]]
 
 
 def wait_graph(case: Case) -> WaitGraph:
-    """Return who waits for whom, with sends and receives among the calls in which ranks wait.
+    """Return who waits for whom: in collectives, in sends and receives, and at file locks.
 
     Empty for a large job, and where calls of a window have no common numbers.
     """
@@ -57,8 +58,10 @@ def wait_graph(case: Case) -> WaitGraph:
         for one in case.divergences
         if _blocks(case, one)
     ]
-    halves = _halves(case, unseen)
-    heads = {**case.waits.heads_by_thread}
+    at_locks = lock_waits(case)
+    elsewhere = {wait.rank for wait in at_locks}
+    halves = {rank: own for rank, own in _halves(case, unseen).items() if rank not in elsewhere}
+    heads = {rank: own for rank, own in case.waits.heads_by_thread.items() if rank not in elsewhere}
     for one in unfit:
         for number in (number for side in one.sides for number in side):
             call = case.logs(one.comm)[number].call(one.seq)
@@ -72,8 +75,8 @@ def wait_graph(case: Case) -> WaitGraph:
     _hold_up_streams(case, heads, halves)
     vanished = _vanished(case, heads) - _overrun(case, unfit)
     _await_the_gone(case, heads, halves, vanished)
-    skipped = {*unseen, *vanished}
-    waits = list(_waits(case, heads, halves, unfit, skipped, vanished))
+    skipped = {*unseen, *vanished, *elsewhere}
+    waits = [*_waits(case, heads, halves, unfit, skipped, vanished), *at_locks]
     ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
     if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
         waits = list(_waits(case, heads, halves, unfit, skipped, vanished, ended))

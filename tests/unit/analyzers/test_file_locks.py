@@ -132,6 +132,35 @@ def test_a_lock_that_another_process_holds_changes_nothing(
     assert named(waiting(cluster_of(4), (0, 2, 3), locks)) == ("not_joined", (1,), ())
 
 
+@pytest.mark.parametrize(
+    ("inside", "ranks"),
+    [
+        pytest.param({0: ("recv", 1)}, ((2,), ()), id="a receive from the rank at the lock"),
+        pytest.param({0: ("recv", 1), 2: ("recv", 0)}, ((), (0, 1, 2)), id="whose holder receives"),
+        pytest.param(
+            {0: ("all_reduce", None), 3: ("all_reduce", None), 2: ("recv", 3)},
+            ((), (2, 3)),
+            id="the holder receives from one that waits for both in a collective",
+        ),
+    ],
+)
+def test_chains_pass_from_transfers_to_locks_and_back(
+    cluster_of: ClusterOf,
+    inside: Mapping[int, tuple[str, int | None]],
+    ranks: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    for rank, (op, peer) in inside.items():
+        cluster.post([rank], "tp:0", op, peer=peer, done=False)
+
+    verdict = diagnose(replace(cluster.run(), locks={1: (2,)}))
+
+    assert verdict.status == "hung"
+    assert named(verdict) == ("not_joined", *ranks)
+    assert "ank 1 waits for a file lock that rank 2 holds" in verdict.summary
+
+
 # --- seen --------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
 from ncclscope.engine.sequences.step_order import LeftOrder, left_order
+from ncclscope.engine.waits.noted import doing, note_lines
 from ncclscope.engine.waits.open_transfers import behind_others, may_come, unanswered
 from ncclscope.engine.waits.stopped_ends import short_rank, stopped_end
 from ncclscope.engine.waits.transfers import (
@@ -25,6 +26,7 @@ from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import call_there, placed, plural, rank_text, site_text
+from ncclscope.wording.not_joined import Was
 from ncclscope.wording.p2p import Unpaired, half_missing, misdirected
 
 _TURNS = 2
@@ -212,7 +214,9 @@ class P2pMismatch:
             evidence.append(text)
         if unseen:
             evidence.append(Unpaired.UNSEEN.of(peer, unseen))
-        return Finding(
+        evidence += note_lines(case, case.run.by_rank[peer])
+        now = doing(case.run.by_rank[peer])
+        missing = Finding(
             kind=self.name,
             summary=half_missing(
                 Unpaired.MISSING,
@@ -232,6 +236,7 @@ class P2pMismatch:
             evidence=tuple(evidence),
             inferred=((Doubt.WHICH_IS_WRONG if unseen else Unpaired.OPEN_PAIR).of(),),
         )
+        return missing if now is None else missing.with_clause(Was.NOW.of(now.clause))
 
     def _misdirected(self, case: Case, found: Sequence[StuckTransfer], diverging: int) -> Finding:
         """Describe a rank whose single error explains all transfers that wait."""

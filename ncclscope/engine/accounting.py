@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
-from ncclscope.engine.processes.locks import lock_waits, past_locks
+from ncclscope.engine.processes.outside import past_outside
 from ncclscope.engine.repairs.by_rounds import by_parts, decided_by_rounds, were_answered
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.repairs.proof import prove
@@ -41,13 +41,12 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         case: The case.
         findings: The findings.
     """
+    graph = wait_graph(case)
+    findings = past_outside(case, graph, findings)
     causes = [one for one in findings if one.role == "cause"]
     differ = causes and not any(map(_is_wait, causes))
-    if lock_waits(case):
-        findings = past_locks(wait_graph(case), findings)
     if any(one.comm is None for one in causes) or (differ and len(case.run.ranks) > MOST_RANKS):
         return list(findings)
-    graph = wait_graph(case)
     if not causes:
         found = decided_by_rounds(case, graph, [*_gone(case, graph), *findings])
     else:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
-from ncclscope.engine.processes.locks import lock_waits
+from ncclscope.engine.processes.outside import lock_waits, store_waits
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
 from ncclscope.engine.repairs.queued import first_left_open, left_open_by
 from ncclscope.engine.sequences.align import Divergence
@@ -76,10 +76,12 @@ def wait_graph(case: Case) -> WaitGraph:
     vanished = _vanished(case, heads) - _overrun(case, unfit)
     _await_the_gone(case, heads, halves, vanished)
     skipped = {*unseen, *vanished, *elsewhere}
-    waits = [*_waits(case, heads, halves, unfit, skipped, vanished), *at_locks]
+    at_stores = [one for one in store_waits(run) if one.rank not in {*heads, *skipped}]
+    beside = [*at_locks, *at_stores]
+    waits = [*_waits(case, heads, halves, unfit, skipped, vanished), *beside]
     ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
     if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
-        waits = list(_waits(case, heads, halves, unfit, skipped, vanished, ended))
+        waits = [*_waits(case, heads, halves, unfit, skipped, vanished, ended), *beside]
     abnormal = {rank.rank for rank in case.run.ranks if failed(rank) or rank.details.get("stopped")}
     abnormal |= vanished - {rank for one in unfit for side in one.sides for rank in side}
     graph = _graph(case, waits, unfit, abnormal, unseen, vanished, heads)

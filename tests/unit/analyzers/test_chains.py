@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ncclscope.model.activities import STORE_WAIT
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -52,3 +53,46 @@ def test_a_chain_behind_a_rank_without_a_record_is_not_the_cause_where_another_e
     cluster.tracers[3].ring.path.unlink()
 
     assert _named(cluster) == [("p2p_mismatch", (1, 2))]
+
+
+# --- stores ------------------------------------------------------------------------------------
+
+
+def _at_store(cluster: Cluster, *ranks: int) -> None:
+    for rank in ranks:
+        cluster.tracers[rank].activity(STORE_WAIT).begin("get plan/7")
+
+
+def test_a_receive_from_a_rank_at_a_store_leads_on_to_all_that_may_set_the_key(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0], "tp:0", "recv", peer=1, done=False)
+    _at_store(cluster, 1)
+
+    assert _named(cluster) == [("p2p_mismatch", (0, 1, 2, 3))]
+    assert "rank 1 has posted no send for it; it has waited at the store for key 'plan/7'" in (
+        cluster.verdict().summary.replace(" (node-0, pid 1001)", "")
+    )
+
+
+def test_the_one_rank_that_may_set_a_key_and_come_to_a_call_is_named(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 3], "tp:0", done=False)
+    _at_store(cluster, 1)
+
+    assert _named(cluster) == [("not_joined", (2,))]
+    assert cluster.verdict().summary.endswith("Only rank 2 would release all 3 waiting ranks.")
+
+
+def test_who_receives_from_a_rank_at_a_store_follows_from_the_wait_there(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([2], "tp:0", "recv", peer=0, done=False)
+    _at_store(cluster, 0, 1)
+
+    assert _named(cluster) == [("init_stalled", (2, 3))]

@@ -1,4 +1,4 @@
-"""File locks: ranks at one wait for those that hold it."""
+"""Waits outside of calls: at a file lock for those that hold it, at a store for who sets a key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.precedence import WAITS
+from ncclscope.engine.precedence import WAITS, as_consequence
 from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.repairs.graph import Wait, WaitGraph
-from ncclscope.model import Finding
+from ncclscope.engine.waits.noted import doing
+from ncclscope.model import Finding, Run
+from ncclscope.model.activities import STORE_WAIT
 from ncclscope.wording.names import sentence
 from ncclscope.wording.waits import Lock
 from ncclscope.wording.waits import Wait as Words
@@ -37,32 +39,68 @@ def lock_waits(case: Case) -> list[Wait]:
     return found
 
 
-def past_locks(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings on absent ranks at locks as those on the ranks in which their chains end.
+def store_waits(run: Run) -> list[Wait]:
+    """Return the waits at a store: at a barrier for all others, for a key for any that may set it.
 
-    Ranks that wait for each other, one of them for a lock, wait for ever, whatever others do.
+    Those that wait for the same key set it not.
+    """
+    noted = {rank.rank: doing(rank) for rank in run.ranks}
+    inside = {n: one for n, one in noted.items() if one is not None and one.name == STORE_WAIT}
+    found = []
+    for number, one in inside.items():
+        same = {rank for rank, other in inside.items() if other.what == one.what}
+        others = {*run.by_rank, *run.missing} - same
+        if others and (one.key or one.is_barrier):
+            found.append(Wait(number, None, frozenset(others), is_any=not one.is_barrier))
+    return found
+
+
+def past_outside(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings on absent ranks as those on what these wait for outside of calls.
 
     Args:
+        case: The case.
         graph: Who waits for whom.
         findings: The findings.
+    """
+    found = list(findings)
+    if any(wait.at_lock for wait in graph.waits):
+        found = _past_locks(graph, findings)
+    if any(one.role == "cause" and one.kind == "init_stalled" for one in found):
+        at_store = {wait.rank for wait in store_waits(case.run)}
+        found = [
+            as_consequence(one)
+            if _is_absence(one) and at_store & {*(one.diverging_ranks or one.candidate_ranks)}
+            else one
+            for one in found
+        ]
+    return found
+
+
+def _past_locks(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings on ranks at locks as those on the ranks in which their chains end.
+
+    Ranks that wait for each other, one of them for a lock, wait for ever, whatever others do.
     """
     found: list[Finding] = []
     known: set[tuple[int, ...]] = set()
     for one in findings:
-        if one.role == "cause" and (one.kind in WAITS or _lacks_half(one)):
-            one = _past_locks(graph, one)
+        if one.role == "cause" and _is_absence(one):
+            one = _in_its_ends(graph, one)
             about = one.diverging_ranks or one.candidate_ranks
-            one = replace(one, role="consequence") if about in known else one
+            one = as_consequence(one) if about in known else one
             known.add(about)
         found.append(one)
     return found
 
 
-def _lacks_half(finding: Finding) -> bool:
-    return finding.kind == "p2p_mismatch" and None in (finding.odd, finding.peers)
+def _is_absence(finding: Finding) -> bool:
+    """Return whether a finding is about ranks that did not come, or lack a half of a transfer."""
+    lacks_half = finding.kind == "p2p_mismatch" and None in (finding.odd, finding.peers)
+    return lacks_half or finding.kind in WAITS
 
 
-def _past_locks(graph: WaitGraph, finding: Finding) -> Finding:
+def _in_its_ends(graph: WaitGraph, finding: Finding) -> Finding:
     waits = {wait.rank: wait for wait in graph.waits if wait.at_lock}
     about = {*(finding.diverging_ranks or finding.candidate_ranks)}
     inside = about & graph.waiting.keys() - waits.keys()

@@ -525,7 +525,7 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
     """Return findings whose causes have their proof, and are certain only if it is the only one."""
     causes = [one for one in findings if one.role == "cause"]
     proof = prove(case, graph, causes)
-    lacks = proof is not None and proof.changes and proof.missing and case.stalled
+    lacks = proof is not None and proof.changes and proof.lacks_few and case.stalled
     if proof is not None and lacks and not graph.explains(proof.ranks):
         late = _held_up_by(case, graph, proof.missing)
         causes, findings = [*late, *causes], [*late, *findings]

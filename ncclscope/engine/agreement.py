@@ -226,8 +226,19 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         most = Why.MOST_MOVE.of(len(moving), plural(len(motions), "rank"))
         return Agreement("ok", most + agree)
     still = [rank for rank in motions if rank not in moving and rank not in resting]
+    places = [Why.IS_AT.of(rank, motions[rank].text) for rank in still if motions[rank].text]
     text = Why.STILL.of(still, snapshot.gap)
+    if places:
+        text = Why.STILL_AT.of(still, snapshot.gap, "; ".join(places[:_SHOWN]))
+    text = f"{_left_over(run)}{text}"
     return Agreement("unknown", f"{text}{agree}{not_recorded(coverage.unseen)}")
+
+
+def _left_over(run: Run) -> str:
+    """Say which ranks exited in order and which did not; empty unless there are both."""
+    exited = [rank.rank for rank in run.ranks if rank.ended_well]
+    left = [rank.rank for rank in run.ranks if not rank.exited]
+    return Why.NOT_EXITED.of(exited, left) if exited and left else ""
 
 
 def _clients(run: Run, snapshot: Snapshot) -> int:
@@ -306,7 +317,8 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("ok", _agree(case))
     if not quiet:
         return Agreement("ok" if coverage.complete else "unknown", _agree(case) + unseen)
-    return Agreement("unknown", f"{Why.QUIET.of(min(quiet))} {_agree(case)}{unseen}")
+    quietly = f"{_left_over(run)}{Why.QUIET.of(min(quiet))}"
+    return Agreement("unknown", f"{quietly} {_agree(case)}{unseen}")
 
 
 def _still_seconds(case: Case, rank: Rank) -> float | None:
@@ -347,7 +359,8 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     quiet = [case.quiet_seconds(rank) for rank in awake if rank.last_call(transfers=True)]
     known = [seconds for seconds in quiet if seconds is not None]
     if len(known) == len(quiet) and min(known, default=0.0) >= case.live_stall_seconds:
-        return Agreement("unknown", f"{Why.WAS_QUIET.of(min(known))} {_agree(case)}")
+        quietly = f"{_left_over(run)}{Why.WAS_QUIET.of(min(known))}"
+        return Agreement("unknown", f"{quietly} {_agree(case)}")
     if lost := _lost(run):
         return Agreement("unknown", f"{Why.NO_END.of(lost)} {_agree(case)}")
     if gone := _gone_before(case, awake):

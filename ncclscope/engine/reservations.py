@@ -205,10 +205,10 @@ def unless_gone_round(case: Case, finding: Finding) -> Finding:
     """Return a finding as at most likely, if the few that wait may have gone round once more.
 
     They wait in the first call of a round, and the late ranks, of which nothing else is known, have
-    posted nothing since their last whole round.
+    posted nothing since their last whole round, or have come to the end of their program.
     """
     comm, call = finding.comm, finding.peers
-    if finding.confidence != "certain" or finding.kind != "not_joined" or comm is None:
+    if finding.confidence != "certain" or comm is None:
         return finding
     waiting = [
         pending.rank
@@ -220,7 +220,10 @@ def unless_gone_round(case: Case, finding: Finding) -> Finding:
         call is None
         or len(waiting) > _TIMES * len(ranks)
         or not all(
-            rank is not None and what_keeps(case, rank) is None and _rests(rank, comm, call)
+            rank is not None
+            and (finding.kind == "not_joined" or (finding.kind == "dead_rank" and rank.ended_well))
+            and what_keeps(case, rank) is None
+            and _rests(rank, comm, call)
             for rank in ranks
         )
     ):

@@ -46,6 +46,9 @@ class Why(Phrase):
     ALL_MOVE = "All ranks move. None differs from the others."
     MOST_MOVE = "{} of {} move. No rank appears to be stuck."
     STILL = "{:^} did not move for {:.0f} s, and no data source shows why."
+    STILL_AT = "{:^} did not move for {:.0f} s: {}."
+    IS_AT = "rank {} is at {}"
+    NOT_EXITED = "{0:^} exited in order, {1} did not. "
     NONE_YET = "No rank has posted a call yet."
     QUIET = (
         "No rank has posted a call for {:.0f} s, and the records do not show whether the job is "

@@ -440,3 +440,19 @@ def test_a_root_whose_other_thread_waits_for_requests_is_no_hang(place: str, sta
     followers = [worker(rank, in_collective("broadcast", 20)) for rank in (1, 2)]
 
     assert judged(root, *followers, gap=12.0).status == status
+
+
+def test_a_rank_that_does_not_exit_shows_the_thread_for_which_it_waits() -> None:
+    main = Thread("MainThread", 1, stack("threading.py:1590 _shutdown"))
+    get = replace(stack("train.py:20 upload")[0], installed=False)
+    upload = Thread("uploader", 2, (get, *stack("queue.py:171 get")))
+    seen = worker(0, SYNC)
+    seen = replace(seen, stacks=tuple(Stacks((main, upload)) for _ in seen.stacks))
+    moving = worker(1, elsewhere(7), elsewhere(8))
+
+    verdict = judged(seen, moving)
+
+    assert verdict.summary.startswith(
+        "Rank 0 did not move for 2 s: rank 0 is at threading.py:1590 _shutdown (waits for a lock; "
+        "its thread uploader is at train.py:20 upload)."
+    )

@@ -132,7 +132,11 @@ _WAITS = (
     ),
     ("queue", re.compile(r"(?:^|/)(?:zmq/.*|selectors|asyncio/.*)\.py$"), {"poll", "select"}),
     ("queue", re.compile(r"(?:^|/)ray/_private/worker\.py$"), {"main_loop", "run_task_loop"}),
-    ("lock", re.compile(r"(?:^|/)threading\.py$"), {"wait", "join", "_wait_for_tstate_lock"}),
+    (
+        "lock",
+        re.compile(r"(?:^|/)threading\.py$"),
+        {"wait", "join", "_wait_for_tstate_lock", "_shutdown"},
+    ),
 )
 _BLOCKED = {
     "sleep": "sleep",

@@ -56,6 +56,11 @@ class Proof:
         return not self.held
 
     @property
+    def lacks_few(self) -> bool:
+        """Whether no more ranks never came than wait with the repair, too."""
+        return 0 < len(self.missing) <= len(self.held)
+
+    @property
     def is_alone(self) -> bool:
         """Whether something speaks against each other rank."""
         weaker = self.rival is None or self.rival[1] < len(self.waiting)

@@ -719,3 +719,19 @@ def test_a_call_that_may_be_behind_another_one_speaks_for_no_rank(
         assert (cause["kind"], cause["confidence"]) == ("stalled", "ambiguous")
         assert guilty in cause["candidate_ranks"]
         assert "no rank diverged" not in cause["summary"]
+
+
+def test_a_rank_that_does_not_exit_as_the_others_did_is_in_the_summary(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    for rank in (1, 2, 3):
+        cluster.tracers[rank].close()
+    run = cluster.run()
+    ranks = [replace(one, alive=None if one.rank else True) for one in run.ranks]
+
+    verdict = diagnose(replace(run, ranks=tuple(ranks)))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Ranks 1-3 exited in order, rank 0 did not.")

@@ -187,3 +187,20 @@ def test_a_call_that_is_due_is_no_extra_call_while_the_others_live(
         cluster.tracers[rank].close()
 
     assert _answer(_cause(cluster)) == expected
+
+
+@pytest.mark.parametrize(("late", "confidence"), [((2,), "likely"), ((2, 3), "certain")])
+def test_who_came_to_the_end_of_its_program_may_have_been_right(
+    cluster_of: ClusterOf, late: tuple[int, ...], confidence: str
+) -> None:
+    """Two that wait in the first call of a round may have gone round once more; five hardly."""
+    cluster = cluster_of(3 if len(late) == 1 else 8)
+    for _ in range(8):
+        cluster.post(cluster.everybody, "world")
+    cluster.post([rank for rank in cluster.everybody if rank not in late], "world", done=False)
+    for rank in late:
+        cluster.tracers[rank].close()
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("dead_rank", late, confidence)

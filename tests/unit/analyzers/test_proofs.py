@@ -228,3 +228,16 @@ def test_a_repair_that_drops_more_calls_than_were_posted_drops_those(cluster_of:
 
     assert found is not None
     assert found.by_rank[1].logs[key].calls == 9
+
+
+def test_most_ranks_are_not_late_for_one_that_still_waits(cluster_of: ClusterOf) -> None:
+    """Rank 3 reduces in another way. Rank 5, which goes round once more, waits for all others."""
+    cluster = cluster_of(6)
+    cluster.history("world")
+    cluster.post([0, 1, 2, 4, 5], "world", done=False)
+    cluster.post([3], "world", "broadcast", root=3, done=False)
+    cluster.post([5], "world", done=False)
+
+    causes = [one for one in cluster.verdict().findings if one.role == "cause"]
+
+    assert [(one.kind, one.diverging_ranks) for one in causes] == [("op_mismatch", (3,))]

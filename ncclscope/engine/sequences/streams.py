@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from ncclscope.engine.repairs.rounds import may_follow
+from ncclscope.engine.repairs.rounds import is_behind_the_loop, may_follow
 from ncclscope.engine.sequences.habit import habit_of
 from ncclscope.model import Call, Rank, Run
 from ncclscope.model.log import newest_of
@@ -59,9 +59,10 @@ def repeated(run: Run, number: int, waiting: Call) -> Repeated | None:
         same = next((count for count, (one, other) in enumerate(both) if one != other), None)
         if same is None:
             continue
-        place = starts[0] + same
-        until = after[: starts[1] + same + 1]
-        found.setdefault(place, set()).add(_count(run, own, mine, place, until))
+        place, their = starts[0] + same, starts[1] + same
+        until = after[: their + 1]
+        has_left = is_behind_the_loop(rank, theirs[their])
+        found.setdefault(place, set()).add(_count(run, own, mine, place, until, has_left))
     # The ranks that did the same for the longest show where it left them.
     place = max(found, default=0)
     if place < len(mine) - 1 and (usual := _usual(mine)) is not None:
@@ -75,7 +76,12 @@ def repeated(run: Run, number: int, waiting: Call) -> Repeated | None:
 
 
 def _count(
-    run: Run, own: Sequence[Call], mine: Sequence[Key], place: int, until: Sequence[Key]
+    run: Run,
+    own: Sequence[Call],
+    mine: Sequence[Key],
+    place: int,
+    until: Sequence[Key],
+    has_left: bool = False,
 ) -> int:
     """Return how many calls a rank posted more than a peer; 0 where it may have left out as many.
 
@@ -85,10 +91,14 @@ def _count(
         mine: The same as keys.
         place: The first of them that differs.
         until: The peer's calls up to the one that it posted instead.
+        has_left: Whether the peer has left its loop with that call.
     """
     call = own[place]
-    if call.site is None or call.op in CREATION_OPS or until[-1] not in until[:-1]:
-        return 0  # the peer's call is new, so that the rank may have left it out
+    if call.site is None or call.op in CREATION_OPS:
+        return 0
+    if until[-1] not in until[:-1]:
+        # Where the peer's call is new, the rank may have left it out, unless it comes after a loop.
+        return _distance_back(mine, place) if has_left else 0
     left_out = _distance_on(until, mine[place])
     if left_out == inf and call.op not in P2P_OPS and _others_came(run, call):
         return 0

@@ -453,3 +453,25 @@ def test_a_rank_that_ran_on_replaced_one_call(cluster_of: ClusterOf) -> None:
     assert (found.seq, found.diverging_ranks) == (10, (2,))
     assert found.confidence == "likely"
     assert any("one call in place of another" in line for line in found.inferred)
+
+
+def test_a_rank_that_goes_on_in_a_loop_that_its_peers_have_left_posted_more(
+    cluster_of: ClusterOf,
+) -> None:
+    """A loader has a batch more: rank 3 begins a further round, its peers are in the barrier."""
+    cluster = cluster_of(4)
+    for _ in range(6):
+        for tp in ((0, 1), (2, 3)):
+            for _ in range(3):
+                cluster.post(tp, "tp", members=tp, site="train.py:21 main")
+        for dp in ((0, 2), (1, 3)):
+            cluster.post(dp, "dp", members=dp, site="train.py:23 main")
+        cluster.post(cluster.everybody, "world", site="train.py:25 main")
+    cluster.post([0, 1, 2], "world", "barrier", site="train.py:27 main", done=False)
+    cluster.post([3], "tp", members=(2, 3), site="train.py:21 main", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("extra_call", (3,))
+    assert (cause.comm and cause.comm.label, cause.seq) == ("tp", 19)

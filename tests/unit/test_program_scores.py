@@ -28,6 +28,8 @@ from tests.corpus.strangers7.truth import PROGRAMS as STRANGERS7
 from tests.corpus.strangers7.truth import STORIES as STORIES7
 from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
 from tests.corpus.strangers8.truth import STORIES as STORIES8
+from tests.corpus.strangers9.truth import PROGRAMS as STRANGERS9
+from tests.corpus.strangers9.truth import STORIES as STORIES9
 
 
 def document(
@@ -59,6 +61,7 @@ def document(
         STRANGERS6,
         STRANGERS7,
         STRANGERS8,
+        STRANGERS9,
     ],
 )
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
@@ -77,6 +80,7 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS6, STORIES6),
         (STRANGERS7, STORIES7),
         (STRANGERS8, STORIES8),
+        (STRANGERS9, STORIES9),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -95,6 +99,7 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS6.values(),
         *STRANGERS7.values(),
         *STRANGERS8.values(),
+        *STRANGERS9.values(),
     ],
     ids=lambda program: program.name,
 )

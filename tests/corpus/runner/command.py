@@ -28,6 +28,7 @@ from tests.corpus.strangers5.truth import PROGRAMS as STRANGERS5
 from tests.corpus.strangers6.truth import PROGRAMS as STRANGERS6
 from tests.corpus.strangers7.truth import PROGRAMS as STRANGERS7
 from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
+from tests.corpus.strangers9.truth import PROGRAMS as STRANGERS9
 
 __all__ = ["KNOWN", "main"]
 
@@ -41,6 +42,7 @@ _SETS = {
     "strangers6": STRANGERS6,
     "strangers7": STRANGERS7,
     "strangers8": STRANGERS8,
+    "strangers9": STRANGERS9,
 }
 KNOWN = {name: program for programs in _SETS.values() for name, program in programs.items()}
 _NONE = frozenset({NO_ANSWER, NO_HANG})

@@ -1,0 +1,1 @@
+"""A ninth set of programs whose truth was written by somebody who does not know the verdicts."""

@@ -191,7 +191,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     if explained:
         findings = _promoted(findings, repair)
     elif len(graph.cheapest) > 1:
-        findings = [_with_rivals(graph, one) for one in findings]
+        findings = _with_all_rivals(graph, findings)
     open_ranks = repair - _named(findings)
     late = graph.sinks & _named([one for one in findings if one.kind in _LATE])
     found = []
@@ -294,6 +294,21 @@ def _same_elsewhere(case: Case, graph: WaitGraph, number: int, call: Call) -> Ca
     return None
 
 
+def _with_all_rivals(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with all ranks as candidates whose repair alone releases all that waits.
+
+    Where a cause is about these alone, those on their peers as well are consequences.
+    """
+    either = frozenset().union(*graph.cheapest)
+    is_exact = any(one.role == "cause" and _about(one) <= either for one in findings)
+    return [
+        as_consequence(one)
+        if is_exact and _is_wait(one) and not _about(one) <= either
+        else _with_rivals(graph, one)
+        for one in findings
+    ]
+
+
 def _with_rivals(graph: WaitGraph, finding: Finding) -> Finding:
     """Return a finding with all ranks as candidates whose repair alone releases all that waits.
 
@@ -301,7 +316,7 @@ def _with_rivals(graph: WaitGraph, finding: Finding) -> Finding:
     """
     if finding.role != "cause" or not _is_wait(finding):
         return finding
-    about = {*finding.diverging_ranks, *finding.candidate_ranks}
+    about = _about(finding)
     either = frozenset().union(*graph.cheapest)
     if about.isdisjoint(either):
         return as_consequence(finding)
@@ -312,6 +327,10 @@ def _with_rivals(graph: WaitGraph, finding: Finding) -> Finding:
         finding.undecided(sorted(about | rivals)),
         inferred=(*finding.inferred, Doubt.RIVAL.of(sorted(rivals))),
     )
+
+
+def _about(finding: Finding) -> set[int]:
+    return {*finding.diverging_ranks, *finding.candidate_ranks}
 
 
 def _is_behind(case: Case, graph: WaitGraph, finding: Finding) -> bool:

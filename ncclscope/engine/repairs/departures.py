@@ -11,8 +11,8 @@ after many steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ncclscope.engine.repairs.rounds import EVEN
 from ncclscope.model import Call, Rank, Run
@@ -31,6 +31,8 @@ them: two short rounds may be equal by chance."""
 RARELY = 4
 """Times as many calls as those of the same lines that do not repeat have to, such as the first."""
 
+_KeyOf = Callable[[Call], tuple[object, ...]]
+
 
 @dataclass(frozen=True)
 class Departure:
@@ -46,6 +48,7 @@ class Departure:
         left_out: Calls of the round before that it did not post again, in order.
         extra: Calls that it posted once more, in order.
         is_early: Whether its call comes in the round behind those left out, from another line.
+        by_line: Whether transfers with one peer differ by their lines alone.
     """
 
     rank: int
@@ -53,6 +56,7 @@ class Departure:
     left_out: tuple[Call, ...] = ()
     extra: tuple[Call, ...] = ()
     is_early: bool = False
+    by_line: bool = False
 
     @property
     def is_replaced(self) -> bool:
@@ -101,9 +105,12 @@ def departures(run: Run, ranks: Iterable[int]) -> dict[int, Departure]:
             one = _latest(rank, calls)
             if one is None or is_shared(one):
                 continue
-            way = _way(run, calls, one)
+            key_of = _key_by_line if one.by_line else _key
+            way = _way(run, calls, one, key_of)
             same = [
-                other for other in asked if any(_goes(run, way, some) for some in threads_of(other))
+                other
+                for other in asked
+                if any(_goes(run, way, some, key_of) for some in threads_of(other))
             ]
             if 2 * len(same) <= len(asked):
                 own.append(one)
@@ -153,7 +160,14 @@ def _predicted(calls: Sequence[Call]) -> tuple[int, int] | None:
         return None
     length, equal = _round(keys, place)
     is_predicted = _is_rhythm(keys, place, length, equal) and keys[place] == keys[place - length]
-    return (length, equal) if is_predicted else None
+    return (length, equal) if is_predicted and not _is_unlike(calls) else None
+
+
+def _is_unlike(calls: Sequence[Call]) -> bool:
+    """Return whether the lines of a thread's transfers predict another newest call."""
+    keys, place = [_key_by_line(call) for call in calls], len(calls) - 1
+    length, equal = _round(keys, place)
+    return _is_rhythm(keys, place, length, equal) and keys[place] != keys[place - length]
 
 
 def goes_a_known_way(rank: Rank) -> bool | None:
@@ -193,25 +207,33 @@ def _by_thread(calls: Sequence[Call]) -> list[list[Call]]:
     return [[call for call in calls if call.thread == thread] for thread in threads]
 
 
-def _way(run: Run, calls: Sequence[Call], one: Departure) -> list[Hashable]:
+def _way(run: Run, calls: Sequence[Call], one: Departure, key_of: _KeyOf) -> list[Hashable]:
     """Return the round before a departure and the call after it, by the roles of communicators."""
     place = next(n for n, call in enumerate(calls) if call is one.call)
-    length, _ = _round([_key(call) for call in calls], place)
-    return [_by_role(run, call) for call in calls[place - length : place + 1]]
+    length, _ = _round([key_of(call) for call in calls], place)
+    return [_by_role(run, call, key_of) for call in calls[place - length : place + 1]]
 
 
-def _goes(run: Run, way: Sequence[Hashable], calls: Sequence[Call]) -> bool:
+def _goes(run: Run, way: Sequence[Hashable], calls: Sequence[Call], key_of: _KeyOf) -> bool:
     """Return whether a thread posted some calls in a row, in groups of the same roles."""
-    keys = [_by_role(run, call) for call in calls]
+    keys = [_by_role(run, call, key_of) for call in calls]
     return any(keys[start : start + len(way)] == way for start in range(len(keys)))
 
 
-def _by_role(run: Run, call: Call) -> Hashable:
-    return run.communicators[call.comm].kind, *_key(call)[1:]
+def _by_role(run: Run, call: Call, key_of: _KeyOf) -> Hashable:
+    return run.communicators[call.comm].kind, *key_of(call)[1:]
 
 
 def _latest(number: int, calls: Sequence[Call]) -> Departure | None:
-    keys = [_key(call) for call in calls]
+    """Return the latest departure of a thread; by lines, where transfers with a peer look alike."""
+    found = _latest_by(_key, number, calls)
+    if found is None and (found := _latest_by(_key_by_line, number, calls)) is not None:
+        return replace(found, by_line=True)
+    return found
+
+
+def _latest_by(key_of: _KeyOf, number: int, calls: Sequence[Call]) -> Departure | None:
+    keys = [key_of(call) for call in calls]
     for place in range(len(keys) - 1, max(0, len(keys) - NEWEST), -1):
         if (edit := _edit_at(keys, place)) is not None:
             left_out, extra = (tuple(calls[start:stop]) for start, stop in edit)
@@ -287,6 +309,11 @@ def _key(call: Call) -> tuple[object, ...]:
         return call.comm, call.op, call.dtype, call.peer
     op = EVEN.get(call.op, call.op)
     return call.comm, op, call.dtype, call.redop, call.root, call.line
+
+
+def _key_by_line(call: Call) -> tuple[object, ...]:
+    """Return the same with the line of a transfer, as of a header and of what it announces."""
+    return (*_key(call), call.line) if call.op in P2P_OPS else _key(call)
 
 
 def _round(keys: Sequence[Hashable], place: int) -> tuple[int, int]:

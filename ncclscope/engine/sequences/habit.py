@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -103,6 +104,10 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
     by_line = habit_of(odd) == habit_of(calls[-1])
     if by_line and None in (odd.site, calls[-1].site):
         return 0
+    varies = len({call.root for call in calls if call.line == odd.line}) > 1
+    if odd.site is not None and varies:
+        # From one line calls come with one root after another.
+        calls, odd = [replace(call, root=None) for call in calls], replace(odd, root=None)
     past, own = [known_by(call, by_line) for call in calls], known_by(odd, by_line)
     here = len(past) - 1
     last = max((place for place in range(here) if past[place] == own), default=-1)

@@ -19,7 +19,7 @@ from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.completion import PENDING
 from ncclscope.engine.waits.endings import ended_by_peers, failed, interrupted_after
 from ncclscope.engine.waits.open_transfers import OpenTransfer, open_transfers
-from ncclscope.engine.waits.transfers import Pair, has_tags, pairs
+from ncclscope.engine.waits.transfers import Pair, fits, has_tags, pairs
 from ncclscope.engine.waits.waits import members_of
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
@@ -332,12 +332,14 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
     found: dict[int, list[Half]] = {}
     for pair in pairs(case):
         for sent, received in zip_longest(pair.sends, pair.receives):
+            # With tags, halves of different sizes wait for another half each.
+            apart = sent and received and has_tags(pair.comm) and not fits(sent, received)
             for number, peer, call, answer in (
                 (pair.sender, pair.receiver, sent, received),
                 (pair.receiver, pair.sender, received, sent),
             ):
                 if call is not None and _may_wait(case, pair, number, call, answer):
-                    found.setdefault(number, []).append((call, peer, answer))
+                    found.setdefault(number, []).append((call, peer, None if apart else answer))
     for rank in case.run.ranks:
         last = rank.last_call(transfers=True)
         for call in _open_with_tags(case, rank):

@@ -46,8 +46,6 @@ class LeftOut:
         statements: Number of statements that post the calls left out: a collective of objects
             posts two, and a loop over layers many.
         usual: Whether its call has come after the loop before, as after one of fewer rounds.
-        at_once: Whether it is the same call as the one right before, as of a function that is tried
-            again. In the rounds it never was.
     """
 
     calls: int
@@ -56,12 +54,11 @@ class LeftOut:
     repeated: int = 0
     statements: int = 0
     usual: bool = False
-    at_once: bool = False
 
     @property
     def rather_repeated(self) -> bool:
         """Whether the rank more likely posted a few calls once more than left out more."""
-        return 0 < self.repeated < max(self.statements, self.calls if self.at_once else 0)
+        return 0 < self.repeated < self.statements
 
 
 def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
@@ -99,11 +96,10 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
                 rest = [key[shown] for key in predicted[skipped : skipped + len(mine)]]
                 if rest and rest == mine[: len(rest)]:
                     equal = _equal_before(history, predicted[:skipped])
-                    at_once = mine[0] == history[-1][shown] and _never_twice(history, shown)
-                    shared = at_once or _shares_line(past[-length:], own[0])
+                    shared = _shares_line(past[-length:], own[0])
                     again = _distance_back(history, mine) if shared else 0
                     count = _statements([past[at - length] for at in range(skipped)])
-                    return LeftOut(skipped, 1 + equal, False, again, count, at_once=at_once)
+                    return LeftOut(skipped, 1 + equal, False, again, count)
             known = any(mine[0] == key[shown] for key in history)
             if not known and may_follow(own[0], past[-length:]):
                 return _left(history, ahead, length)
@@ -115,12 +111,6 @@ def left_out(odd: CallLog, peer: CallLog, seq: int) -> LeftOut | None:
             if predicted is not None:
                 return replace(_left(history, ahead, length), usual=True)
     return None
-
-
-def _never_twice(history: Sequence[Key], shown: slice) -> bool:
-    """Return whether no call like the last one of a history came right after such a call."""
-    last = history[-1][shown]
-    return all((one[shown], two[shown]) != (last, last) for one, two in itertools.pairwise(history))
 
 
 def expected(peer: CallLog, seq: int, count: int) -> list[Call]:

@@ -98,7 +98,8 @@ def _count(
         return 0
     if until[-1] not in until[:-1]:
         # Where the peer's call is new, the rank may have left it out, unless it comes after a loop.
-        return _distance_back(mine, place) if has_left else 0
+        turns = sum(mine[n - 1 : n + 1] == mine[place - 1 : place + 1] for n in range(1, place))
+        return _distance_back(mine, place) if has_left and turns > 1 else 0
     left_out = _distance_on(until, mine[place])
     if left_out == inf and call.op not in P2P_OPS and _others_came(run, call):
         return 0

@@ -13,7 +13,13 @@ from dataclasses import replace
 
 from ncclscope.engine.processes.ended import judge_gone, judge_stopped, judge_unread, may_wait_for
 from ncclscope.engine.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
-from ncclscope.engine.processes.groups import group_named_by, groups_of, within_groups
+from ncclscope.engine.processes.groups import (
+    Group,
+    group_named_by,
+    groups_of,
+    parts_of,
+    within_groups,
+)
 from ncclscope.engine.processes.judgement import (
     HANG_SECONDS,
     LONG_GAP,
@@ -53,14 +59,36 @@ _MAIN = "MainThread"
 
 def judge_stacks(
     motions: Sequence[Motion], gap: float, missing: Sequence[int] = ()
-) -> Judgement | None:
-    """Return which ranks diverged or are missing; None where all agree.
+) -> list[Judgement]:
+    """Return which ranks diverged or are missing; nothing where all agree.
 
     Args:
         motions: The motion of each rank.
         gap: Seconds between the first and the last sample.
         missing: Ranks that should run on this host and have no process.
+
+    Returns:
+        A judgement for each part of the job that waits by itself.
     """
+    groups = groups_of([motion.worker for motion in motions])
+    world = max((motion.worker.world_size for motion in motions), default=0)
+    unseen = max(0, world - len(motions))
+    parts = [frozenset(one.rank for one in motions)] if missing else parts_of(motions, groups)
+    found = []
+    for part in parts:
+        within = None if groups is None else frozenset(one for one in groups if one <= part)
+        own = [motion for motion in motions if motion.rank in part]
+        found.append(_judge(own, gap, missing, unseen, within))
+    return [one for one in found if one is not None]
+
+
+def _judge(
+    motions: Sequence[Motion],
+    gap: float,
+    missing: Sequence[int],
+    unseen: int,
+    groups: frozenset[Group] | None,
+) -> Judgement | None:
     by: dict[str, list[Motion]] = {}
     for motion in motions:
         by.setdefault(motion.condition, []).append(motion)
@@ -78,8 +106,6 @@ def judge_stacks(
         return _late(moving, waiting, elsewhere, gap)
     if by.get("unread"):
         return judge_unread(by["unread"], waiting, elsewhere, gap)
-    world = max(motion.worker.world_size for motion in motions)
-    unseen = max(0, world - len(motions))
     if not waiting:
         return _nobody_waits(elsewhere, gap)
     if elsewhere:
@@ -87,7 +113,6 @@ def judge_stacks(
         found: Judgement | None = unless_idle(late, waiting, elsewhere)
     else:
         found = _apart(waiting, gap, unseen)
-    groups = groups_of([motion.worker for motion in motions])
     return None if found is None else within_groups(found, motions, groups)
 
 

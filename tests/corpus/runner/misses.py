@@ -51,19 +51,6 @@ _LIST = (
         "does not decide",
     ),
     Miss(
-        "two_cached_prompt_and_confirm", (UNTRACED,), "wrong rank",
-        "of two rings, each with a fault of its own, all ranks are taken to wait for the one that "
-        "is in no call",
-    ),
-    Miss(
-        "two_datagram_and_retry", (UNTRACED,), "wrong rank",
-        "of two replicas, each with a fault of its own, one is taken to wait for the other's",
-    ),
-    Miss(
-        "two_pipe_and_bucket", (UNTRACED,), "wrong rank",
-        "of two replicas, each with a fault of its own, one is taken to wait for the other's",
-    ),
-    Miss(
         "healthy_file_feeder", (ATTACH,), "false alarm",
         "rank 2 polls for a file for longer than a hang takes; its child, which writes it, sleeps",
         always=False,

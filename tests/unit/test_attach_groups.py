@@ -379,6 +379,45 @@ def test_the_outermost_function_has_the_arguments_as_passed() -> None:
     assert named(judge([gather, REDUCE, REDUCE, REDUCE], PAIRS)) == ((0,), ())
 
 
+# --- which one rank alone may keep all others ---------------------------------------------------
+
+
+def test_the_root_of_a_scatter_waits_for_who_is_in_none_of_the_calls_of_others() -> None:
+    """Rank 2 left out the scatter and what follows it, and waits for the next length."""
+    root, length = call("scatter", 16, peers=(0,)), call("broadcast", 12, peers=(0,))
+
+    found = judge([root, REDUCE, length, REDUCE])
+
+    assert named(found) == ((2,), ())
+    assert found.summary.startswith("Rank 2 is in broadcast at train.py:12 main, while ranks 1 3")
+    assert named(judge([root, REDUCE, call("broadcast", 12), REDUCE]))[1] == (0, 1, 2, 3)
+    assert named(judge([call("barrier", 16), REDUCE, length, REDUCE]))[1] == (0, 1, 2, 3)
+
+
+def test_who_is_past_a_call_in_which_its_group_waits_has_left_it_out() -> None:
+    """Rank 4 may wait in either of its groups; two ranks wait for it in one, a line before."""
+
+    def at(line: int, step: int | None = 9) -> tuple[Frame, ...]:
+        outer, main, *inner = call("all_reduce", line, "given", loop=(10, 30))
+        return (outer, replace(main, counters={} if step is None else {"step": step}), *inner)
+
+    def places(*numbers: int | None) -> list[tuple[Frame, ...]]:
+        loss, check, reduce = (
+            at(line, step) for line, step in zip((12, 14, 20), numbers, strict=True)
+        )
+        return [loss, reduce, loss, reduce, check, reduce]
+
+    assert named(judge(places(9, 9, 9), MESH)) == ((4,), ())
+    assert named(judge(places(None, None, None), MESH)) == ((), (0, 1, 2, 3, 4, 5))
+    assert named(judge(places(9, 8, 9), MESH))[0] == ()
+
+
+def test_works_and_transfers_have_no_known_order() -> None:
+    root, length = call("scatter", 16, peers=(0,)), call("broadcast", 12, peers=(0,))
+
+    assert named(judge([root, REDUCE, length, call("recv", 28, peers=(0,))]))[0] == ()
+
+
 # --- transfers, and waits outside of the job ----------------------------------------------------
 
 

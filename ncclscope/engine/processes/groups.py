@@ -14,19 +14,21 @@ from dataclasses import replace
 
 from ncclscope.engine.processes.frames import INIT_OPS, TRANSFERS
 from ncclscope.engine.processes.judgement import Judgement
+from ncclscope.engine.processes.lone import SENDING, Group, lone_faults
 from ncclscope.engine.processes.motion import Motion
-from ncclscope.engine.processes.stack_classes import has_left_loop, is_first_in_loop, order_of
+from ncclscope.engine.processes.stack_classes import (
+    classify,
+    has_left_loop,
+    is_first_in_loop,
+    order_of,
+)
 from ncclscope.model.snapshot import Worker
+from ncclscope.wording.names import sentence
 from ncclscope.wording.stacks import Seen
-
-Group = frozenset[int]
-"""Global ranks of the members."""
 
 _C10D = re.compile(r"(?:^|/)torch/distributed/")
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
 _DEFAULT, _GIVEN = "default", "given"
-_SENDING = frozenset({"broadcast", "scatter"})
-"""Calls of which the receivers go on, whereas the root waits for each that has not come."""
 _OF_NO_GROUP = frozenset({"wait", "store", "p2p"})
 """Waits whose group the stack does not show."""
 _MOST_RANKS = 256
@@ -129,6 +131,47 @@ def _is_with(one: Motion, other: Motion) -> bool:
 
 
 def within_groups(
+    found: Judgement, motions: Sequence[Motion], groups: frozenset[Group] | None
+) -> Judgement:
+    """Return a judgement by a majority of all ranks, unless smaller groups decide otherwise.
+
+    Where they do not decide, the order of the calls may: see :mod:`.lone`.
+
+    Args:
+        found: The judgement.
+        motions: The motion of each rank.
+        groups: The process groups; None where they are not known.
+    """
+    weighed = _weighed(found, motions, groups)
+    if weighed.diverging or weighed.role != "cause":
+        return weighed
+    by_rank = {motion.rank: motion for motion in motions}
+    waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
+    lone = lone_faults(by_rank, waits)
+    if len(lone) != 1 or not lone <= {*weighed.candidates}:
+        return weighed
+    return _named_alone(weighed, min(lone), by_rank)
+
+
+def _named_alone(found: Judgement, rank: int, motions: Mapping[int, Motion]) -> Judgement:
+    places = classify(motions.values())
+    own = next(one for one in places if rank in one.ranks)
+    others = [one for one in places if one is not own]
+    rest = "; ".join(map(Seen.PLACE.of, others))
+    named = replace(
+        found,
+        summary=f"{sentence(Seen.PLACE.of(own))}, while {rest}.",
+        notes=(),
+        diverging=(rank,),
+        candidates=(),
+        confidence="likely",
+        odd=motions[rank],
+        peers=others[0].motion,
+    )
+    return named.with_note(str(Seen.NO_ORDER))
+
+
+def _weighed(
     found: Judgement, motions: Sequence[Motion], groups: frozenset[Group] | None
 ) -> Judgement:
     """Return a judgement by a majority of all ranks, unless smaller groups decide otherwise.
@@ -236,7 +279,7 @@ def _may_send(motion: Motion, apart: Collection[int]) -> bool:
 
     Where its call names another rank as the source, it waits for that one.
     """
-    if len(apart) != 1 or motion.op not in _SENDING or group_named_by(motion) != _DEFAULT:
+    if len(apart) != 1 or motion.op not in SENDING or group_named_by(motion) != _DEFAULT:
         return False
     source = motion.frames[-1].peers
     return not source or motion.rank in source

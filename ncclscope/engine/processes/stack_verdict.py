@@ -14,7 +14,6 @@ from dataclasses import replace
 from ncclscope.engine.processes.ended import judge_gone, judge_stopped, judge_unread, may_wait_for
 from ncclscope.engine.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
 from ncclscope.engine.processes.groups import (
-    Group,
     group_named_by,
     groups_of,
     parts_of,
@@ -27,6 +26,7 @@ from ncclscope.engine.processes.judgement import (
     unless_idle,
     unless_late,
 )
+from ncclscope.engine.processes.lone import Group
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.samples import IDLE
 from ncclscope.engine.processes.stack_classes import (

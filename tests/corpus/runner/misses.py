@@ -41,16 +41,6 @@ _LIST = (
         "rank 0 may send to a receiver that skipped the broadcast: a stack does not show which",
     ),
     Miss(
-        "scatter_list_given", (UNTRACED,), "undecided",
-        "three places, and that the root of a scatter waits for the rank that is in none of the "
-        "others is not concluded",
-    ),
-    Miss(
-        "cp_ignored_labels", (UNTRACED,), "undecided",
-        "rank 5 may wait in either of its two groups; that two ranks wait for it in one of them "
-        "does not decide",
-    ),
-    Miss(
         "healthy_file_feeder", (ATTACH,), "false alarm",
         "rank 2 polls for a file for longer than a hang takes; its child, which writes it, sleeps",
         always=False,

@@ -68,18 +68,24 @@ def judge_stacks(
         missing: Ranks that should run on this host and have no process.
 
     Returns:
-        A judgement for each part of the job that waits by itself.
+        A judgement for each part of the job that waits by itself; one for those together in which
+        no rank is named.
     """
     groups = groups_of([motion.worker for motion in motions])
     world = max((motion.worker.world_size for motion in motions), default=0)
     unseen = max(0, world - len(motions))
     parts = [frozenset(one.rank for one in motions)] if missing else parts_of(motions, groups)
-    found = []
-    for part in parts:
+
+    def judged(part: Group) -> Judgement | None:
         within = None if groups is None else frozenset(one for one in groups if one <= part)
         own = [motion for motion in motions if motion.rank in part]
-        found.append(_judge(own, gap, missing, unseen, within))
-    return [one for one in found if one is not None]
+        return _judge(own, gap, missing, unseen, within)
+
+    found = [(part, one) for part in parts if (one := judged(part)) is not None]
+    named = [one for _, one in found if one.diverging]
+    undecided = [part for part, one in found if not one.diverging]
+    rest = judged(frozenset().union(*undecided)) if undecided else None
+    return named if rest is None else [*named, rest]
 
 
 def _judge(

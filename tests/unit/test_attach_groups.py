@@ -380,6 +380,23 @@ def test_the_outermost_function_has_the_arguments_as_passed() -> None:
     assert named(judge([gather, REDUCE, REDUCE, REDUCE], PAIRS)) == ((0,), ())
 
 
+def test_waits_for_works_at_several_lines_are_no_majority_in_one_call() -> None:
+    def waits(line: int) -> tuple[Frame, ...]:
+        place = "torch/distributed/_functional_collectives.py:900 wait_tensor"
+        return stack("train.py:1 <module>", f"train.py:{line} main", place)
+
+    places = [
+        call("all_reduce", 45, "given"),
+        waits(23),
+        waits(23),
+        waits(28),
+        waits(24),
+        waits(28),
+    ]
+
+    assert named(judge(places)) == ((), (0, 1, 2, 3, 4, 5))
+
+
 # --- which one rank alone may keep all others ---------------------------------------------------
 
 

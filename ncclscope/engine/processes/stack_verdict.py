@@ -45,6 +45,8 @@ from ncclscope.wording.stacks import Seen
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
 _MESSAGES = frozenset({"send", "recv", "p2p"})
+_KNOWN = frozenset(COLLECTIVES) | POSTED_BY_CPP
+"""Operations that are one call, wherever ranks are in it: not all waits for works are."""
 _FROM_ANY = frozenset({"wait", "store"})
 """Waits that one peer ends, which need not be in the same call."""
 _RENDEZVOUS = "init_process_group"
@@ -226,7 +228,9 @@ def _apart_places(
     common, count = ops.most_common(1)[0]
     majority, odd = [classes[0]], list(classes[1:])
     is_split = 2 * len(classes[0].ranks) <= len(waiting) < 2 * count
-    if is_split and count < len(waiting):  # most are in one call, at several lines
+    if (
+        is_split and count < len(waiting) and common in _KNOWN
+    ):  # most are in one call, at several lines
         majority = [group for group in classes if group.motion.op == common]
         odd = [group for group in classes if group.motion.op != common]
         if any(_is_of_another_iteration(one, majority[0]) for one in majority[1:]):
@@ -271,8 +275,7 @@ def _difference_kind(peer: Motion, odd: Motion) -> str:
         return "not_joined"  # another thread of the rank may be in the call, or is missing
     if peer.op in INIT_OPS:
         return "init_stalled"
-    known = {*COLLECTIVES, *POSTED_BY_CPP} - INIT_OPS
-    are_known = all(motion.op in known for motion in (peer, odd))
+    are_known = all(motion.op in _KNOWN - INIT_OPS for motion in (peer, odd))
     return "op_mismatch" if are_known else "extra_call"
 
 

@@ -430,6 +430,16 @@ def test_who_is_past_a_call_in_which_its_group_waits_has_left_it_out() -> None:
     assert named(judge(places(9, 8, 9), MESH))[0] == ()
 
 
+def test_of_two_faults_none_is_that_of_a_rank_alone() -> None:
+    """Rank 0 left out a gather of its trio, and rank 3 is in another call than the other one."""
+    gather, other = call("all_gather", 12, "given"), call("all_reduce", 16, "given")
+    scatter = call("all_to_all", 18, "given")
+
+    found = judge([scatter, scatter, gather, other, gather, scatter], MESH)
+
+    assert named(found) == ((), (0, 1, 2, 3, 4, 5))
+
+
 def test_works_and_transfers_have_no_known_order() -> None:
     root, length = call("scatter", 16, peers=(0,)), call("broadcast", 12, peers=(0,))
 

@@ -35,7 +35,9 @@ def lone_faults(motions: Mapping[int, Motion], waits: Mapping[int, Sequence[Grou
     places = classify(motions.values())
     if any(order_of(one, [place.motion]) for place in places for one in place.motions):
         return set()  # calls of one line, in several iterations
-    return {rank for rank in motions if _has_order(places, rank, waits)}
+    found = {rank for rank in motions if _has_order(places, rank, waits)}
+    apart = {rank for place in places for rank in place.ranks if len(place.ranks) == 1}
+    return found if found <= apart else set()  # of two faults, each may explain the other's calls
 
 
 def _has_order(

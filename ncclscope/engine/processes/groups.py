@@ -81,12 +81,12 @@ def parts_of(motions: Sequence[Motion], groups: frozenset[Group] | None) -> list
     if any(motion.condition != "still" for motion in motions):
         return [frozenset(by_rank)]  # what moves may come to any of them
     own = _smaller_groups(by_rank, groups)
-    joined: list[Group] = []
-    for rank in by_rank:
-        ranks = frozenset({rank}).union(*own.get(rank, ()))
-        apart = [one for one in joined if one.isdisjoint(ranks)]
-        joined = [*apart, ranks.union(*(one for one in joined if one not in apart))]
-    parts = [one for one in joined if len(one) > 1]
+    parts: list[Group] = []
+    for some in own.values():
+        ranks = frozenset().union(*some)
+        near = [one for one in parts if not one.isdisjoint(ranks)]
+        parts = [one for one in parts if one.isdisjoint(ranks)]
+        parts.append(ranks.union(*near))
     waiting = frozenset(rank for rank, motion in by_rank.items() if motion.is_waiting)
     if not waiting <= own.keys():
         parts = [one for one in parts if one <= own.keys()]

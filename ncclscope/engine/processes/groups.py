@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ncclscope.engine.processes.frames import INIT_OPS, TRANSFERS
 from ncclscope.engine.processes.judgement import Judgement
-from ncclscope.engine.processes.lone import SENDING, Group, lone_faults
+from ncclscope.engine.processes.lone import MOST_RANKS, SENDING, Group, lone_faults
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import (
     classify,
@@ -143,7 +143,7 @@ def within_groups(
         groups: The process groups; None where they are not known.
     """
     weighed = _weighed(found, motions, groups)
-    if weighed.diverging or weighed.role != "cause":
+    if weighed.diverging or weighed.role != "cause" or len(motions) > MOST_RANKS:
         return weighed
     by_rank = {motion.rank: motion for motion in motions}
     waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}

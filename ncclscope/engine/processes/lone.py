@@ -18,7 +18,7 @@ Group = frozenset[int]
 
 SENDING = frozenset({"broadcast", "scatter"})
 """Calls of which the receivers go on, whereas the root waits for each that has not come."""
-_MOST_RANKS = 64
+MOST_RANKS = 64
 """Ranks up to which orders are sought: all others are weighed against each of them."""
 _COLLECTING = frozenset({"gather", "reduce"})
 """Calls of which the senders may go on, whereas the root waits for each that has not come."""
@@ -31,8 +31,6 @@ def lone_faults(motions: Mapping[int, Motion], waits: Mapping[int, Sequence[Grou
         motions: The motion of each rank; all have to wait in collectives.
         waits: The groups in whose calls each rank may wait.
     """
-    if len(motions) > _MOST_RANKS:
-        return set()
     ops = {motion.op if motion.is_waiting else None for motion in motions.values()}
     if not ops <= COLLECTIVES - INIT_OPS - TRANSFERS or not all(waits[rank] for rank in motions):
         return set()

@@ -84,10 +84,12 @@ def judge_stacks(
         return _judge(own, gap, missing, unseen, within)
 
     found = [(part, one) for part in parts if (one := judged(part)) is not None]
-    named = [one for _, one in found if one.diverging]
     undecided = [part for part, one in found if not one.diverging]
-    rest = judged(frozenset().union(*undecided)) if undecided else None
-    return named if rest is None else [*named, rest]
+    if len(undecided) > 1:
+        found = [(part, one) for part, one in found if one.diverging]
+        whole = frozenset().union(*undecided)
+        found += [(whole, one) for one in [judged(whole)] if one is not None]
+    return [one for _, one in sorted(found, key=lambda each: not each[1].diverging)]
 
 
 def _judge(

@@ -476,6 +476,7 @@ def test_two_long_pauses_before_a_line_are_usual_before_that_line(
         ("barrier", 8.0, 3.0, "unknown"),
         ("barrier", 2.0, 3.0, "hung"),
         ("barrier", 8.0, 9.0, "hung"),
+        ("barrier", 20.0, 15.0, "unknown"),
         ("recv", 8.0, 3.0, "unknown"),
         ("recv", 2.0, 3.0, "hung"),
     ],

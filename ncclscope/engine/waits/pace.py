@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -28,8 +29,8 @@ _FACTOR = 2.0
 def is_as_slow_as_ever(case: Case, number: int, key: str, *, transfers: bool = False) -> bool:
     """Return whether a rank's current pause is as long as many of its earlier ones.
 
-    Or as its newest ones before calls of the line in which others wait. If the job was killed
-    before a living rank would have been late, one earlier wait in such a call suffices.
+    Or as its newest ones before calls of the line in which others wait. If the job was killed, one
+    earlier wait of others in such a call suffices.
 
     Args:
         case: The case.
@@ -79,8 +80,8 @@ def _was_awaited_for_longer(case: Case, number: int, key: str) -> bool:
     waits = [one for one in wait_graph(case).waits if number in one.awaited]
     waits = [one for one in waits if one.call.comm == key]
     seconds = [case.still_seconds(case.run.by_rank[one.rank]) for one in waits]
-    longest = max((one for one in seconds if one is not None), default=case.live_stall_seconds)
-    return longest < case.live_stall_seconds and any(
+    longest = max((one for one in seconds if one is not None), default=math.inf)
+    return any(
         before >= longest
         for one in waits
         for before in _waits_before(case, one.rank, number, one.call)

@@ -47,12 +47,13 @@ _LIST = (
     ),
     Miss(
         "healthy_model_child", (DIAGNOSE,), "false alarm",
-        "killed two seconds into a pause of the process in which a rank's model runs",
+        "killed in the first long pause of the process in which a rank's model runs",
         always=False,
     ),
     Miss(
         "healthy_eval_torchrun", (DIAGNOSE,), "false alarm",
-        "killed three seconds after two of four ranks had begun to wait", always=False,
+        "killed three seconds after two of four ranks had begun to wait for the first time",
+        always=False,
     ),
     Miss(
         "build_lock_stale", (ATTACH,), "wrong rank",

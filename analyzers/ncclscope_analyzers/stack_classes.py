@@ -16,11 +16,6 @@ class StackClasses:
     name = "stack_classes"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yield at most one finding, from stacks, GPUs and NCCL's RAS together."""
-        snapshot = case.run.snapshot
-        if snapshot is None:
-            return
-        found = judge_snapshot(snapshot)
-        if found is None:
-            return
-        yield finding_of(found)
+        """Yield a finding for each part of the job, from stacks, GPUs and NCCL's RAS together."""
+        if case.run.snapshot is not None:
+            yield from map(finding_of, judge_snapshot(case.run.snapshot))

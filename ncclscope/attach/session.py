@@ -239,7 +239,7 @@ def _longer(
         snapshot = Snapshot(socket.gethostname(), time.time_ns(), span, workers)
         motions = read_motions(snapshot)
         found = judge_stacks(list(motions.values()), span, absent_ranks(snapshot))
-        if found is None or not found.is_open:
+        if not any(one.is_open for one in found):
             return False
         if not reported:
             say(f"waiting ranks did not move for {span:.0f} s; sampling for up to {patience:g} s")

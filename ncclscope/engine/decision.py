@@ -226,8 +226,7 @@ def _among_members(case: Case, finding: Finding) -> Iterable[Finding]:
         return
     motions = read_motions(snapshot)
     if len(members) < len(motions) and motions.keys() >= {*members}:
-        judged = judge_stacks([motions[rank] for rank in members], snapshot.gap)
-        if judged is not None:
+        for judged in judge_stacks([motions[rank] for rank in members], snapshot.gap):
             yield replace(finding_of(judged), analyzer=FROM_STACKS)
 
 

@@ -37,7 +37,7 @@ class Doubt(Phrase):
         "{0:^} {0:are} in {1}, which others have completed: members may disagree about its root, "
         "which is not recorded."
     )
-    USUAL = "; earlier pauses of {} between calls were often as long"
+    USUAL = "; earlier pauses of {} between calls were as long"
     LATE = "it hung: a rank that is merely late looks the same"
     SERVER_ENDED = "a server that ended while it had no requests looks the same"
     SERVER = (

@@ -89,6 +89,7 @@ class Seen(Phrase):
     ONE_PLACE = "All ranks wait in {}, and none moved for {:g} s.{}"
     NONE_MOVES = "{:^}, while {}; none of them moves."
     NO_WAIT = "No rank moved for {:g} s, and no stack shows a wait for another rank: {}."
+    NO_ORDER = "In no order of these calls would another rank alone keep all others waiting."
     UNDECIDED = "{}: {}, and stacks alone do not show which side diverged."
     MORE_PLACES = "; and {} more places"
     DIFFER = "the stacks differ {}; it is unknown which line runs first"

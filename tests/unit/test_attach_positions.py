@@ -50,7 +50,8 @@ def motion(one: Worker, gap: float = 2.0) -> Motion:
 
 
 def judge(*workers: Worker, gap: float = 12.0) -> Judgement | None:
-    return judge_stacks(list(read_motions(snapshot(workers, gap)).values()), gap)
+    found = judge_stacks(list(read_motions(snapshot(workers, gap)).values()), gap)
+    return found[0] if found else None
 
 
 def named(found: Judgement | None) -> tuple[str, tuple[int, ...], str]:

@@ -73,9 +73,8 @@ def test_running_what_was_compiled_is_no_work_of_that_kind(frames: tuple[str, ..
 def test_the_verdict_on_a_compiling_rank_says_what_its_peers_wait_for() -> None:
     busy = worker(3, stack(*PROGRAM, *STACKS["torch.compile"]), cpu=30.0)
     peers = [worker(rank, in_collective("all_reduce", 40)) for rank in range(3)]
-    found = judge_stacks(list(read_motions(snapshot([*peers, busy], 30.0)).values()), 30.0)
+    (found,) = judge_stacks(list(read_motions(snapshot([*peers, busy], 30.0)).values()), 30.0)
 
-    assert found is not None
     assert (found.kind, found.diverging) == ("late", (3,))
     assert "Rank 3 is in torch.compile at train.py:33 step" in found.summary
     assert "endless loop" not in found.summary

@@ -470,6 +470,51 @@ def test_two_long_pauses_before_a_line_are_usual_before_that_line(
 
 
 @pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+@pytest.mark.parametrize(
+    ("op", "before", "now", "status"),
+    [
+        ("barrier", 8.0, 3.0, "unknown"),
+        ("barrier", 2.0, 3.0, "hung"),
+        ("barrier", 8.0, 9.0, "hung"),
+        ("barrier", 20.0, 15.0, "unknown"),
+        ("recv", 8.0, 3.0, "unknown"),
+        ("recv", 2.0, 3.0, "hung"),
+    ],
+)
+def test_a_job_killed_early_in_a_usual_wait_does_not_hang(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    op: str,
+    before: float,
+    now: float,
+    status: str,
+) -> None:
+    """Rank 1 keeps the others waiting at that line; it has done so for longer, or not."""
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 3)
+
+    def wait_for_1(seconds: float) -> None:
+        is_last = seconds == now
+        if op == "recv":
+            cluster.post([0], "world", "recv", peer=1, done=not is_last)
+        else:
+            cluster.post((0, 2), "world", op, done=not is_last)
+        clock[0] += int(seconds * 1e9)
+        if not is_last:
+            cluster.post([1], "world", "send" if op == "recv" else op, peer=0)
+
+    for seconds in (0.1, before, now):
+        for _ in range(20):
+            clock[0] += 10**8
+            cluster.post(range(3), "world")
+        wait_for_1(seconds)
+
+    assert diagnose(killed_at(cluster.run(), clock[0])).status == status
+    assert diagnose(living(cluster.run(), 11.0)).status == "hung"
+
+
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
 @pytest.mark.parametrize(("wait", "goes_on"), [(5.0, True), (40.0, True), (5.0, False)])
 def test_a_rank_that_posts_calls_until_all_are_killed_may_have_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: float, goes_on: bool

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from ncclscope.engine.decision import ANALYZER, FROM_STACKS
@@ -13,7 +15,7 @@ from ncclscope.engine.processes.device_verdict import (
     compare_ras_counts,
 )
 from ncclscope.engine.processes.kernel import kernel_text, sockets_text
-from ncclscope.engine.processes.motion import STARVED, read_motions
+from ncclscope.engine.processes.motion import STARVED, Motion, read_motions
 from ncclscope.engine.processes.stack_classes import build_tree, classify
 from ncclscope.engine.processes.stack_verdict import Judgement, judge_stacks
 from ncclscope.model import Finding, Run
@@ -83,19 +85,27 @@ def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
     return tuple(rank for rank in range(low, high) if rank not in present)
 
 
-def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
-    """Return the joint judgement of stacks, GPUs and RAS, without rings.
+def judge_snapshot(snapshot: Snapshot) -> list[Judgement]:
+    """Return the joint judgements of stacks, GPUs and RAS, without rings.
 
     Stacks come first. Where they identify no rank, GPUs and RAS may; where the sources contradict
-    each other, no rank is identified.
+    each other, no rank is identified. Parts of a job that wait by themselves are left to stacks.
     """
     motions = read_motions(snapshot)
     found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
-    moving = [motion for motion in motions.values() if motion.condition == "moving"]
     readings = [("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))]
     naming = [(name, one) for name, one in readings if one is not None and one.ranks]
-    if not naming:
+    if not naming or len(found) > 1:
         return found
+    joint = _with_devices(found[0] if found else None, naming, motions)
+    return [] if joint is None else [joint]
+
+
+def _with_devices(
+    found: Judgement | None, naming: list[tuple[str, Reading]], motions: Mapping[int, Motion]
+) -> Judgement | None:
+    """Return the judgement from stacks, weighed with those of GPUs and RAS that name ranks."""
+    moving = [motion for motion in motions.values() if motion.condition == "moving"]
     lines = tuple(f"{name}: {one.says}" for name, one in naming)
     named = {one.ranks for _, one in naming}
     if found is None or found.role == "latent":
@@ -154,10 +164,10 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     motions = read_motions(snapshot)
     stacks = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
-    if stacks is not None and cause is not None and _is_all_of(cause, stacks, snapshot):
-        named["stacks"] = (_names(stacks), stacks.diverging)
-    elif stacks is not None:
-        named["stacks"] = (stacks.summary, stacks.diverging)
+    if stacks:
+        say = _names if _are_all_of(cause, stacks, snapshot) else attrgetter("summary")
+        apart = sorted({rank for one in stacks for rank in one.diverging})
+        named["stacks"] = ("; ".join(map(say, stacks)), tuple(apart))
     elif motions:
         moving = sum(motion.condition == "moving" for motion in motions.values())
         text = Seen.ALL_MOVE.of(moving, plural(len(motions), "rank"))
@@ -181,7 +191,7 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
             verdict = set(cause.diverging_ranks or cause.candidate_ranks)
             # One that names further ranks may see a second cause.
             agrees = set(ranks) <= verdict or verdict <= set(ranks) if verdict else None
-            if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
+            if source.name == "stacks" and any(_follows(one, cause) for one in stacks):
                 agrees = None  # both are right: one posted an extra call, so the other is not there
                 says = Seen.FOLLOWS.of(says)
         evidence.append(
@@ -197,12 +207,13 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     return tuple(evidence)
 
 
-def _is_all_of(cause: Finding, stacks: Judgement, snapshot: Snapshot) -> bool:
-    """Return whether a verdict already has the words of the stacks' judgement, and no more."""
-    if cause.analyzer != FROM_STACKS or len(cause.notes) != len(stacks.notes):
+def _are_all_of(cause: Finding | None, stacks: Sequence[Judgement], snapshot: Snapshot) -> bool:
+    """Return whether a verdict already has the words of the stacks' judgements, and no more."""
+    if cause is None or cause.analyzer != FROM_STACKS:
         return False
-    judged = judge_snapshot(snapshot)
-    return judged is not None and judged.kind == cause.kind and not judged.is_by_devices
+    alike = [one for one in stacks if len(one.notes) == len(cause.notes)]
+    judged = [one for one in judge_snapshot(snapshot) if not one.is_by_devices]
+    return bool(alike) and any(one.kind == cause.kind for one in judged)
 
 
 def _names(found: Judgement) -> str:

@@ -14,19 +14,21 @@ from dataclasses import replace
 
 from ncclscope.engine.processes.frames import INIT_OPS, TRANSFERS
 from ncclscope.engine.processes.judgement import Judgement
+from ncclscope.engine.processes.lone import MOST_RANKS, SENDING, Group, lone_faults
 from ncclscope.engine.processes.motion import Motion
-from ncclscope.engine.processes.stack_classes import has_left_loop, is_first_in_loop, order_of
+from ncclscope.engine.processes.stack_classes import (
+    classify,
+    has_left_loop,
+    is_first_in_loop,
+    order_of,
+)
 from ncclscope.model.snapshot import Worker
+from ncclscope.wording.names import sentence
 from ncclscope.wording.stacks import Seen
-
-Group = frozenset[int]
-"""Global ranks of the members."""
 
 _C10D = re.compile(r"(?:^|/)torch/distributed/")
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
 _DEFAULT, _GIVEN = "default", "given"
-_SENDING = frozenset({"broadcast", "scatter"})
-"""Calls of which the receivers go on, whereas the root waits for each that has not come."""
 _OF_NO_GROUP = frozenset({"wait", "store", "p2p"})
 """Waits whose group the stack does not show."""
 _MOST_RANKS = 256
@@ -65,7 +67,111 @@ def groups_of(workers: Sequence[Worker]) -> frozenset[Group] | None:
     return frozenset(found)
 
 
+def parts_of(motions: Sequence[Motion], groups: frozenset[Group] | None) -> list[Group]:
+    """Return the ranks that no wait joins to the others, part by part: each has its own cause.
+
+    Ranks that all wait in smaller groups, and there for each other alone, are a part. One that may
+    wait for all ranks joins the others. If none of these is elsewhere, they wait for such parts.
+
+    Args:
+        motions: The motion of each rank of the job.
+        groups: The process groups; None where they are not known.
+    """
+    by_rank = {motion.rank: motion for motion in motions}
+    if any(motion.condition != "still" for motion in motions):
+        return [frozenset(by_rank)]  # what moves may come to any of them
+    own = _smaller_groups(by_rank, groups)
+    parts: list[Group] = []
+    for some in own.values():
+        ranks = frozenset().union(*some)
+        near = [one for one in parts if not one.isdisjoint(ranks)]
+        parts = [one for one in parts if one.isdisjoint(ranks)]
+        parts.append(ranks.union(*near))
+    waiting = frozenset(rank for rank, motion in by_rank.items() if motion.is_waiting)
+    if not waiting <= own.keys():
+        parts = [one for one in parts if one <= own.keys()]
+        rest = frozenset(by_rank).difference(*parts)
+        parts += [] if parts and rest <= waiting else [rest]
+    return sorted(parts, key=min) or [frozenset(by_rank)]
+
+
+def _smaller_groups(
+    motions: Mapping[int, Motion], groups: frozenset[Group] | None
+) -> dict[int, Sequence[Group]]:
+    """Return the groups in whose calls ranks may wait, for those that do not wait for all ranks.
+
+    Members that are all in one call of a group have met in it, and wait in another one.
+    """
+    everyone = frozenset(motions)
+    own = {
+        rank: [group for group in _groups_of_call(rank, motions, groups) if group < everyone]
+        for rank in motions
+    }
+    while met := [
+        (rank, group)
+        for rank, some in own.items()
+        for group in some
+        if motions[rank].op not in TRANSFERS
+        and all(own[one] == [group] and _is_with(motions[one], motions[rank]) for one in group)
+    ]:
+        for rank, group in met:
+            own[rank].remove(group)
+    return {rank: some for rank, some in own.items() if some}
+
+
+def _smaller(groups: Collection[Group] | None, motions: Mapping[int, Motion]) -> list[Group]:
+    """Return the groups without some rank of the job, of which the motions may be a part."""
+    world = max(motion.worker.world_size for motion in motions.values())
+    return [group for group in groups or () if len(group) < max(world, len(motions))]
+
+
+def _is_with(one: Motion, other: Motion) -> bool:
+    """Return whether two ranks are at one place, in the same iterations of its loops."""
+    return one.key == other.key and order_of(one, [other]) is None
+
+
 def within_groups(
+    found: Judgement, motions: Sequence[Motion], groups: frozenset[Group] | None
+) -> Judgement:
+    """Return a judgement by a majority of all ranks, unless smaller groups decide otherwise.
+
+    Where they do not decide, the order of the calls may: see :mod:`.lone`.
+
+    Args:
+        found: The judgement.
+        motions: The motion of each rank.
+        groups: The process groups; None where they are not known.
+    """
+    weighed = _weighed(found, motions, groups)
+    if weighed.diverging or weighed.role != "cause" or len(motions) > MOST_RANKS:
+        return weighed
+    by_rank = {motion.rank: motion for motion in motions}
+    waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
+    lone = lone_faults(by_rank, waits)
+    if len(lone) != 1 or not lone <= {*weighed.candidates}:
+        return weighed
+    return _named_alone(weighed, min(lone), by_rank)
+
+
+def _named_alone(found: Judgement, rank: int, motions: Mapping[int, Motion]) -> Judgement:
+    places = classify(motions.values())
+    own = next(one for one in places if rank in one.ranks)
+    others = [one for one in places if one is not own]
+    rest = "; ".join(map(Seen.PLACE.of, others))
+    named = replace(
+        found,
+        summary=f"{sentence(Seen.PLACE.of(own))}, while {rest}.",
+        notes=(),
+        diverging=(rank,),
+        candidates=(),
+        confidence="likely",
+        odd=motions[rank],
+        peers=others[0].motion,
+    )
+    return named.with_note(str(Seen.NO_ORDER))
+
+
+def _weighed(
     found: Judgement, motions: Sequence[Motion], groups: frozenset[Group] | None
 ) -> Judgement:
     """Return a judgement by a majority of all ranks, unless smaller groups decide otherwise.
@@ -138,7 +244,7 @@ def _members_alone(
         return found
     if {group_named_by(motions[rank]) for rank in others} != {_GIVEN}:
         return found
-    smaller = [one for one in groups or () if others < one < frozenset(motions)]
+    smaller = [one for one in _smaller(groups, motions) if others < one]
     if len(smaller) != 1:
         return found.undecided(sorted(apart))
     (group,) = smaller
@@ -155,9 +261,7 @@ def _is_majority_of_one_group(
 
     The rest of that group has gone on to a call of all ranks, which such a group has come past.
     """
-    first, *others = (
-        [group for group in waits[rank] if len(group) < len(motions)] for rank in apart
-    )
+    first, *others = (_smaller(waits[rank], motions) for rank in apart)
     if len(first) != 1 or any(one != first for one in others):
         return False
     (group,) = first
@@ -175,7 +279,7 @@ def _may_send(motion: Motion, apart: Collection[int]) -> bool:
 
     Where its call names another rank as the source, it waits for that one.
     """
-    if len(apart) != 1 or motion.op not in _SENDING or group_named_by(motion) != _DEFAULT:
+    if len(apart) != 1 or motion.op not in SENDING or group_named_by(motion) != _DEFAULT:
         return False
     source = motion.frames[-1].peers
     return not source or motion.rank in source
@@ -192,7 +296,7 @@ def _are_of_several_groups(
     named = {group_named_by(motions[rank]) for rank in others}
     if named != {_GIVEN} or {group_named_by(motions[rank]) for rank in apart} != {_DEFAULT}:
         return False
-    smaller = [one for one in groups or () if len(one) < len(motions) and one.isdisjoint(apart)]
+    smaller = [one for one in _smaller(groups, motions) if one.isdisjoint(apart)]
     own = {rank: [group for group in smaller if rank in group] for rank in others}
     left: Group = frozenset()
     while left != (left := frozenset(rank for rank in own if own[rank])):
@@ -211,19 +315,24 @@ def _stuck_beside(
 ) -> Group:
     """Return ranks that no group joins to those apart, and that are in different calls.
 
-    What keeps them is among themselves.
+    What keeps them is among themselves, unless it is one that waits in a call of no known group.
     """
-    smaller = [group for group in groups or () if len(group) < len(motions)]
+    smaller = _smaller(groups, motions)
     found: Group = frozenset()
     for start in smaller:
         joined, whole = frozenset[int](), start
         while joined != whole:
             joined = whole
             whole = joined.union(*(group for group in smaller if group & joined))
-        waits = all(
-            motions[rank].is_waiting and group_named_by(motions[rank]) == _GIVEN for rank in whole
-        )
-        if waits and whole.isdisjoint(apart) and len({motions[rank].key for rank in whole}) > 1:
+        named = {group_named_by(motions[rank]) for rank in whole}
+        waits = all(motions[rank].is_waiting for rank in whole)
+        if (
+            waits
+            and _GIVEN in named
+            and _DEFAULT not in named
+            and whole.isdisjoint(apart)
+            and len({motions[rank].key for rank in whole}) > 1
+        ):
             found |= whole
     return found
 

@@ -13,7 +13,12 @@ from dataclasses import replace
 
 from ncclscope.engine.processes.ended import judge_gone, judge_stopped, judge_unread, may_wait_for
 from ncclscope.engine.processes.frames import COLLECTIVES, INIT_OPS, POSTED_BY_CPP
-from ncclscope.engine.processes.groups import group_named_by, groups_of, within_groups
+from ncclscope.engine.processes.groups import (
+    group_named_by,
+    groups_of,
+    parts_of,
+    within_groups,
+)
 from ncclscope.engine.processes.judgement import (
     HANG_SECONDS,
     LONG_GAP,
@@ -21,6 +26,7 @@ from ncclscope.engine.processes.judgement import (
     unless_idle,
     unless_late,
 )
+from ncclscope.engine.processes.lone import Group
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.samples import IDLE
 from ncclscope.engine.processes.stack_classes import (
@@ -39,6 +45,8 @@ from ncclscope.wording.stacks import Seen
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
 _MESSAGES = frozenset({"send", "recv", "p2p"})
+_KNOWN = frozenset(COLLECTIVES) | POSTED_BY_CPP
+"""Operations that are one call, wherever ranks are in it: not all waits for works are."""
 _FROM_ANY = frozenset({"wait", "store"})
 """Waits that one peer ends, which need not be in the same call."""
 _RENDEZVOUS = "init_process_group"
@@ -53,14 +61,44 @@ _MAIN = "MainThread"
 
 def judge_stacks(
     motions: Sequence[Motion], gap: float, missing: Sequence[int] = ()
-) -> Judgement | None:
-    """Return which ranks diverged or are missing; None where all agree.
+) -> list[Judgement]:
+    """Return which ranks diverged or are missing; nothing where all agree.
 
     Args:
         motions: The motion of each rank.
         gap: Seconds between the first and the last sample.
         missing: Ranks that should run on this host and have no process.
+
+    Returns:
+        A judgement for each part of the job that waits by itself; one for those together in which
+        no rank is named.
     """
+    groups = groups_of([motion.worker for motion in motions])
+    world = max((motion.worker.world_size for motion in motions), default=0)
+    unseen = max(0, world - len(motions))
+    parts = [frozenset(one.rank for one in motions)] if missing else parts_of(motions, groups)
+
+    def judged(part: Group) -> Judgement | None:
+        within = None if groups is None else frozenset(one for one in groups if one <= part)
+        own = [motion for motion in motions if motion.rank in part]
+        return _judge(own, gap, missing, unseen, within)
+
+    found = [(part, one) for part in parts if (one := judged(part)) is not None]
+    undecided = [part for part, one in found if not one.diverging]
+    if len(undecided) > 1:
+        found = [(part, one) for part, one in found if one.diverging]
+        whole = frozenset().union(*undecided)
+        found += [(whole, one) for one in [judged(whole)] if one is not None]
+    return [one for _, one in sorted(found, key=lambda each: not each[1].diverging)]
+
+
+def _judge(
+    motions: Sequence[Motion],
+    gap: float,
+    missing: Sequence[int],
+    unseen: int,
+    groups: frozenset[Group] | None,
+) -> Judgement | None:
     by: dict[str, list[Motion]] = {}
     for motion in motions:
         by.setdefault(motion.condition, []).append(motion)
@@ -78,8 +116,6 @@ def judge_stacks(
         return _late(moving, waiting, elsewhere, gap)
     if by.get("unread"):
         return judge_unread(by["unread"], waiting, elsewhere, gap)
-    world = max(motion.worker.world_size for motion in motions)
-    unseen = max(0, world - len(motions))
     if not waiting:
         return _nobody_waits(elsewhere, gap)
     if elsewhere:
@@ -87,7 +123,6 @@ def judge_stacks(
         found: Judgement | None = unless_idle(late, waiting, elsewhere)
     else:
         found = _apart(waiting, gap, unseen)
-    groups = groups_of([motion.worker for motion in motions])
     return None if found is None else within_groups(found, motions, groups)
 
 
@@ -195,7 +230,9 @@ def _apart_places(
     common, count = ops.most_common(1)[0]
     majority, odd = [classes[0]], list(classes[1:])
     is_split = 2 * len(classes[0].ranks) <= len(waiting) < 2 * count
-    if is_split and count < len(waiting):  # most are in one call, at several lines
+    if (
+        is_split and count < len(waiting) and common in _KNOWN
+    ):  # most are in one call, at several lines
         majority = [group for group in classes if group.motion.op == common]
         odd = [group for group in classes if group.motion.op != common]
         if any(_is_of_another_iteration(one, majority[0]) for one in majority[1:]):
@@ -240,8 +277,7 @@ def _difference_kind(peer: Motion, odd: Motion) -> str:
         return "not_joined"  # another thread of the rank may be in the call, or is missing
     if peer.op in INIT_OPS:
         return "init_stalled"
-    known = {*COLLECTIVES, *POSTED_BY_CPP} - INIT_OPS
-    are_known = all(motion.op in known for motion in (peer, odd))
+    are_known = all(motion.op in _KNOWN - INIT_OPS for motion in (peer, odd))
     return "op_mismatch" if are_known else "extra_call"
 
 

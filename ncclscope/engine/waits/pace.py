@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.records import have_one_time
+from ncclscope.engine.waits.graph import wait_graph
+from ncclscope.engine.waits.transfers import pairs
+from ncclscope.model import Call
 from ncclscope.model.log import CallLog, newest_of
+from ncclscope.model.signature import P2P_OPS
 
 _CALLS = 17
 """Newest calls whose distances count; earlier, the job may have run faster or slower."""
@@ -23,7 +29,8 @@ _FACTOR = 2.0
 def is_as_slow_as_ever(case: Case, number: int, key: str, *, transfers: bool = False) -> bool:
     """Return whether a rank's current pause is as long as many of its earlier ones.
 
-    Or as its newest ones before calls of the line in which others wait.
+    Or as its newest ones before calls of the line in which others wait. If the job was killed, one
+    earlier wait of others in such a call suffices.
 
     Args:
         case: The case.
@@ -46,6 +53,8 @@ def is_as_slow_as_ever(case: Case, number: int, key: str, *, transfers: bool = F
     gaps = [(later - earlier) / 1e9 for earlier, later in pairwise(times)]
     if sum(_FACTOR * gap >= quiet for gap in gaps) >= _OFTEN:
         return True
+    if rank is not None and rank.alive is False and _was_awaited_for_longer(case, number, key):
+        return True
     before = _pauses_before_line(log, case.logs(key).values())
     return len(before) == _IN_SUCCESSION and _FACTOR * min(before) >= quiet
 
@@ -64,3 +73,45 @@ def _pauses_before_line(log: CallLog, others: Iterable[CallLog]) -> list[float]:
         and later.time_ns
     ]
     return pauses[-_IN_SUCCESSION:]
+
+
+def _was_awaited_for_longer(case: Case, number: int, key: str) -> bool:
+    """Return whether those that wait for a rank had waited for longer at the same lines before."""
+    waits = [one for one in wait_graph(case).waits if number in one.awaited]
+    waits = [one for one in waits if one.call.comm == key]
+    seconds = [case.still_seconds(case.run.by_rank[one.rank]) for one in waits]
+    longest = max((one for one in seconds if one is not None), default=math.inf)
+    return any(
+        before >= longest
+        for one in waits
+        for before in _waits_before(case, one.rank, number, one.call)
+    )
+
+
+def _waits_before(case: Case, waiting: int, awaited: int, call: Call) -> Iterator[float]:
+    """Yield for how long a rank had waited for others in earlier calls of a line, in seconds.
+
+    Not in the first ones, before which ranks load and compile.
+    """
+    for own, others in _met(case, waiting, awaited, call):
+        times = [one.time_ns for one in others if one.time_ns]
+        if (own.op, own.site) == (call.op, call.site) and own.time_ns and times:
+            yield (max(times) - own.time_ns) / 1e9
+
+
+def _met(case: Case, waiting: int, awaited: int, call: Call) -> Iterator[tuple[Call, list[Call]]]:
+    """Yield the earlier calls of a rank, each with those of others that it met."""
+    rank = case.run.by_rank[waiting]
+    if call.op in P2P_OPS:
+        for pair in pairs(case):
+            ends = pair.sender, pair.receiver
+            if pair.comm.key == call.comm and {*ends} == {waiting, awaited}:
+                halves = zip(pair.sends, pair.receives, strict=False)
+                for sent, received in [*halves][1:]:
+                    own, other = (sent, received) if ends[0] == waiting else (received, sent)
+                    yield own, [other]
+        return
+    logs = case.logs(call.comm)
+    known = [log for one, log in logs.items() if have_one_time(rank, case.run.by_rank[one])]
+    for own in logs[waiting].span(max(logs[waiting].first, _CALLS, call.seq - _BEFORE), call.seq):
+        yield own, [log.call(own.seq) for log in known if log.first <= own.seq <= log.calls]

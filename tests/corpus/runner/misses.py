@@ -41,41 +41,19 @@ _LIST = (
         "rank 0 may send to a receiver that skipped the broadcast: a stack does not show which",
     ),
     Miss(
-        "scatter_list_given", (UNTRACED,), "undecided",
-        "three places, and that the root of a scatter waits for the rank that is in none of the "
-        "others is not concluded",
-    ),
-    Miss(
-        "cp_ignored_labels", (UNTRACED,), "undecided",
-        "rank 5 may wait in either of its two groups; that two ranks wait for it in one of them "
-        "does not decide",
-    ),
-    Miss(
-        "two_cached_prompt_and_confirm", (UNTRACED,), "wrong rank",
-        "of two rings, each with a fault of its own, all ranks are taken to wait for the one that "
-        "is in no call",
-    ),
-    Miss(
-        "two_datagram_and_retry", (UNTRACED,), "wrong rank",
-        "of two replicas, each with a fault of its own, one is taken to wait for the other's",
-    ),
-    Miss(
-        "two_pipe_and_bucket", (UNTRACED,), "wrong rank",
-        "of two replicas, each with a fault of its own, one is taken to wait for the other's",
-    ),
-    Miss(
         "healthy_file_feeder", (ATTACH,), "false alarm",
         "rank 2 polls for a file for longer than a hang takes; its child, which writes it, sleeps",
         always=False,
     ),
     Miss(
         "healthy_model_child", (DIAGNOSE,), "false alarm",
-        "killed two seconds into a pause of the process in which a rank's model runs",
+        "killed in the first long pause of the process in which a rank's model runs",
         always=False,
     ),
     Miss(
         "healthy_eval_torchrun", (DIAGNOSE,), "false alarm",
-        "killed three seconds after two of four ranks had begun to wait", always=False,
+        "killed three seconds after two of four ranks had begun to wait for the first time",
+        always=False,
     ),
     Miss(
         "build_lock_stale", (ATTACH,), "wrong rank",

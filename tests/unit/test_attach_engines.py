@@ -282,6 +282,22 @@ def test_a_worker_at_a_lock_keeps_its_engine_waiting(
     assert may_hang(seen) == (gap < 10)
 
 
+@pytest.mark.parametrize(
+    ("gap", "cpu", "status"), [(3.0, 0.0, "unknown"), (12.0, 0.0, "hung"), (12.0, 9.0, "ok")]
+)
+def test_a_worker_that_its_engine_waits_for_no_more_has_not_come_back(
+    gap: float, cpu: float, status: str
+) -> None:
+    samples = [LOCK, SPINS] if cpu else [(*WORKER[:1], *stack("threading.py:1119 join"))]
+    workers = [worker(0, WORKER), worker(1, *samples, cpu=cpu)]
+    seen = snapshot(workers, gap, engines=(engine(INPUT),))
+    verdict = verdict_of(seen)
+
+    assert verdict.status == status
+    assert ("has not come back from a call" in verdict.summary) == (not cpu)
+    assert may_hang(seen) == (gap < 10)
+
+
 @pytest.mark.parametrize("found", [engine(INPUT), engine(INPUT, state="T")])
 def test_more_samples_of_an_engine_that_waits_for_requests_decide_nothing(found: Worker) -> None:
     assert not may_hang(snapshot(idle(), 3.0, engines=(found,)))

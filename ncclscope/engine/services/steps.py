@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ncclscope.engine.processes.requests import awaits_requests
 from ncclscope.engine.processes.samples import Sample, sample_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Snapshot
@@ -59,17 +60,13 @@ def stepping(run: Run) -> Iterator[Stepping]:
     for engine in snapshot.engines:
         samples = [sample_of(stacks) for stacks in engine.stacks if stacks.threads]
         starts = bool(samples) and not any(map(_is_in_loop, samples))
-        if engine.pid not in recorded and not starts and not any(map(_awaits_requests, samples)):
+        rests = any(awaits_requests(one.waits, one.frames) for one in samples)
+        if engine.pid not in recorded and not (starts or rests):
             yield Stepping(engine.pid, sum(map(_is_after_step, samples)))
 
 
 def _is_in_loop(engine: Sample) -> bool:
     return any(frame.name == _LOOP for frame in engine.frames)
-
-
-def _awaits_requests(engine: Sample) -> bool:
-    """Return whether an engine waits for requests, and not for a queue of its workers."""
-    return engine.waits == "queue" and engine.frames[-1].base != "shm_broadcast.py"
 
 
 def _is_after_step(engine: Sample) -> bool:

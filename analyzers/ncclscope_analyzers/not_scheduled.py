@@ -56,7 +56,7 @@ class NotScheduled:
                     summary=Requests.STEPS.of(one.pid, gap),
                     confidence="likely",
                     role="cause",
-                    evidence=(Requests.SLEPT.of(one.without_tokens),),
+                    evidence=(Requests.SLEPT.of(one.without_tokens, one.samples),),
                     inferred=(str(Requests.NO_RANK),),
                     hangs=True,
                 )

@@ -130,7 +130,7 @@ class Requests(Phrase):
         "step without tokens after the other. No rank diverged."
     )
     SLEPT = (
-        "{} samples show the engine in its sleep after a step without tokens, none in its wait for "
+        "{} of {} samples show the engine in its sleep after a step without tokens, none in its wait for "
         "requests, and none a worker in its model"
     )
     COUNTED = " ({})"

@@ -117,6 +117,15 @@ def test_an_engine_that_steps_without_tokens_schedules_none(gap: float) -> None:
     assert may_hang(seen) == (gap < 10)
 
 
+def test_an_engine_of_a_pipeline_sleeps_after_some_steps() -> None:
+    core = engine(ANSWER, SLEEPS, SENDS, ANSWER, SLEEPS, state="R", cpu=1.0)
+    moves = [worker(rank, WORKER, EMPTY, cpu=1.0) for rank in (0, 1)]
+    verdict = verdict_of(snapshot(moves, 12.0, engines=(core,)))
+
+    assert verdict.status == "unknown"
+    assert verdict.cause is None
+
+
 @pytest.mark.parametrize(
     ("core", "step"),
     [

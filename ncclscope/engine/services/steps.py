@@ -27,7 +27,9 @@ _AFTER_STEP = re.compile(r"(?:^|/)vllm/v1/engine/core\.py _process_engine_step$"
 """Where an engine sleeps that has requests, and that has scheduled no token."""
 _LOOP = "run_busy_loop"
 _WITHOUT_TOKENS = 2
-"""Samples in that sleep, from which on its requests are known to be left out again and again."""
+"""Samples in that sleep, from which on its requests are known to be left out again and again. They
+have to be most: an engine of a pipeline sleeps after a step, too, while all requests are at work.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,18 @@ class Stepping:
 
     Attributes:
         pid: The engine core.
-        without_tokens: Samples that show it after a step without tokens.
+        samples: How many samples show it.
+        without_tokens: Those that show it after a step without tokens.
     """
 
     pid: int
+    samples: int
     without_tokens: int
 
     @property
     def schedules_nothing(self) -> bool:
         """Whether it is known to have requests, and to schedule none of their tokens."""
-        return self.without_tokens >= _WITHOUT_TOKENS
+        return self.without_tokens >= max(_WITHOUT_TOKENS, self.samples / 2)
 
 
 def stepping(run: Run) -> Iterator[Stepping]:
@@ -62,7 +66,7 @@ def stepping(run: Run) -> Iterator[Stepping]:
         starts = bool(samples) and not any(map(_is_in_loop, samples))
         rests = any(awaits_requests(one.waits, one.frames) for one in samples)
         if engine.pid not in recorded and not (starts or rests):
-            yield Stepping(engine.pid, sum(map(_is_after_step, samples)))
+            yield Stepping(engine.pid, len(samples), sum(map(_is_after_step, samples)))
 
 
 def _is_in_loop(engine: Sample) -> bool:

@@ -130,8 +130,8 @@ class Requests(Phrase):
         "step without tokens after the other. No rank diverged."
     )
     SLEPT = (
-        "{} of {} samples show the engine in its sleep after a step without tokens, none in its wait for "
-        "requests, and none a worker in its model"
+        "{} of {} samples show the engine in its sleep after a step without tokens, none in its "
+        "wait for requests, and none a worker in its model"
     )
     COUNTED = " ({})"
     COUNTS = "its scheduler counts: {}"

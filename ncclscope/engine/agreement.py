@@ -18,7 +18,7 @@ from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused
-from ncclscope.engine.services.steps import stepping
+from ncclscope.engine.services.steps import stepping, without_engine
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
@@ -222,6 +222,8 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
             return Agreement("unknown", Why.SILENT.of(silent) + agree)
         if connected := _clients(run, snapshot):
             return Agreement("unknown", Why.CLIENTS.of(plural(connected, "connection")) + agree)
+        if idle := without_engine(run):
+            return Agreement("unknown", Why.NO_ENGINE.of(idle) + agree)
         gone = [number for number in resting if _exited(run, number)]
         text = Why.OTHERS_WAIT.of(gone) if gone else str(Why.ALL_WAIT)
         return Agreement("ok", text + agree)

@@ -117,6 +117,13 @@ def test_an_engine_that_steps_without_tokens_schedules_none(gap: float) -> None:
     assert may_hang(seen) == (gap < 10)
 
 
+def test_workers_without_their_engine_may_have_none_to_send_them_work() -> None:
+    verdict = verdict_of(snapshot(idle()))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Ranks 0 1 wait for work, and their engine was not sampled")
+
+
 def test_an_engine_of_a_pipeline_sleeps_after_some_steps() -> None:
     core = engine(ANSWER, SLEEPS, SENDS, ANSWER, SLEEPS, state="R", cpu=1.0)
     moves = [worker(rank, WORKER, EMPTY, cpu=1.0) for rank in (0, 1)]

@@ -9,7 +9,6 @@ from ncclscope.model.snapshot import Frame, Stacks, Thread
 
 _OWN_THREADS = "ncclscope-"
 _OF_WORKERS = "shm_broadcast.py"
-"""The file of the queues between an engine of vLLM and its workers."""
 
 
 def is_fed(stacks: Stacks, *waiting: str) -> bool:
@@ -29,7 +28,12 @@ def awaits_requests(waits: str | None, frames: Sequence[Frame]) -> bool:
         waits: What it waits for.
         frames: Its stack, down to the wait.
     """
-    return waits == "queue" and frames[-1].base != _OF_WORKERS
+    return waits == "queue" and not is_of_workers(frames)
+
+
+def is_of_workers(frames: Sequence[Frame]) -> bool:
+    """Return whether a stack ends in a queue between an engine of vLLM and its workers."""
+    return frames[-1].base == _OF_WORKERS
 
 
 def waits_in_thread(stacks: Stacks, name: str, frames: Sequence[Frame]) -> bool:

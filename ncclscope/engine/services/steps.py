@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ncclscope.engine.processes.requests import awaits_requests
+from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.processes.requests import awaits_requests, is_of_workers
 from ncclscope.engine.processes.samples import Sample, sample_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Snapshot
@@ -67,6 +68,19 @@ def stepping(run: Run) -> Iterator[Stepping]:
         rests = any(awaits_requests(one.waits, one.frames) for one in samples)
         if engine.pid not in recorded and not (starts or rests):
             yield Stepping(engine.pid, len(samples), sum(map(_is_after_step, samples)))
+
+
+def without_engine(run: Run) -> list[int]:
+    """Return the workers without a record that wait for work, where no engine of theirs was seen.
+
+    It may be on another host, or a process of Ray. Whether it has requests is not known.
+    """
+    snapshot = run.snapshot
+    if snapshot is None or snapshot.engines or run.others:
+        return []
+    motions = read_motions(snapshot).items()
+    idle = [rank for rank, one in motions if one.waits == "queue" and is_of_workers(one.frames)]
+    return [rank for rank in idle if not run.by_rank[rank].logs]
 
 
 def _is_in_loop(engine: Sample) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.services.requests import unscheduled
+from ncclscope.engine.services.steps import stepping
 from ncclscope.engine.transfers.engines import Engines
 from ncclscope.model import Finding
 from ncclscope.wording.names import plural
@@ -40,6 +41,22 @@ class NotScheduled:
                     confidence="likely",
                     role="cause",
                     evidence=(Requests.COUNTS.of(one.counts),) if one.counts else (),
+                    inferred=(str(Requests.NO_RANK),),
+                    hangs=True,
+                )
+        yield from self._seen(case)
+
+    def _seen(self, case: Case) -> Iterable[Finding]:
+        """Yield a finding for each engine whose stacks show that it schedules nothing."""
+        gap = 0.0 if case.run.snapshot is None else case.run.snapshot.gap
+        for one in stepping(case.run):
+            if one.schedules_nothing and gap >= case.live_stall_seconds:
+                yield Finding(
+                    kind=self.name,
+                    summary=Requests.STEPS.of(one.pid, gap),
+                    confidence="likely",
+                    role="cause",
+                    evidence=(Requests.SLEPT.of(one.without_tokens, one.samples),),
                     inferred=(str(Requests.NO_RANK),),
                     hangs=True,
                 )

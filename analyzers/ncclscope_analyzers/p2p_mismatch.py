@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
 from ncclscope.engine.sequences.step_order import LeftOrder, left_order
+from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import doing, note_lines
 from ncclscope.engine.waits.open_transfers import behind_others, may_come, unanswered
 from ncclscope.engine.waits.stopped_ends import short_rank, stopped_end
@@ -89,7 +90,8 @@ class P2pMismatch:
             if short is not None:
                 yield from self._short(case, found, *short)
                 return
-            left = left_order(case.run.ranks) if found else None
+            ended = [rank.rank for rank in case.run.ranks if is_idle(rank)]
+            left = left_order(case.run.ranks, ended) if found else None
             if left is not None:
                 yield self._left(case, left, waiting_cycle(case, found))
                 for transfer in found:
@@ -113,12 +115,14 @@ class P2pMismatch:
 
     def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
         """Describe a rank that alone left the order of calls which its steps had before."""
-        expected, now = (
-            call_there(case.run.communicators[call.comm], call)
-            for call in (left.expected, left.posted)
-        )
-        rank, who = left.rank, rank_text(case.run, left.rank)
-        code = Unpaired.SKIPPED if left.skipped else Unpaired.LEFT_ORDER
+        comms, rank, who = case.run.communicators, left.rank, rank_text(case.run, left.rank)
+        expected = call_there(comms[left.expected.comm], left.expected)
+        code, now = Unpaired.ENDED_STEP, ""
+        line = Unpaired.AFTER_STEP.of([rank], left.step, plural(left.number - 1, "call"))
+        if left.posted is not None:
+            code = Unpaired.SKIPPED if left.skipped else Unpaired.LEFT_ORDER
+            now = call_there(comms[left.posted.comm], left.posted)
+            line = Unpaired.IN_STEP.of(rank, left.number, left.step, now, site_text(left.posted))
         return Finding(
             kind="missing_call" if left.skipped else self.name,
             summary=code.of(
@@ -133,11 +137,12 @@ class P2pMismatch:
             confidence="likely",
             role="cause",
             evidence=(
-                Unpaired.IN_STEP.of(rank, left.number, left.step, now, site_text(left.posted)),
+                line,
                 Unpaired.IN_STEPS_BEFORE.of(expected, site_text(left.expected)),
                 *_cycle_lines(case, cycle),
             ),
             inferred=(Unpaired.OTHERS_KEPT.of(rank),),
+            hangs=True if left.posted is None else None,
         )
 
     def _cycle(self, case: Case, finding: Finding, cycle: Cycle) -> Finding:

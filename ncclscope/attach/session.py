@@ -38,6 +38,7 @@ from ncclscope.engine.processes.evidence import absent_ranks
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.processes.stack_verdict import judge_stacks
+from ncclscope.engine.services.steps import stepping
 from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
@@ -151,7 +152,8 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)
-        samples, gap = take_samples(reader, options.gap, patience, _longer(placed, say, patience))
+        is_open = _longer((placed, engines, servers), say, patience)
+        samples, gap = take_samples(reader, options.gap, patience, is_open)
         after = pool.submit(ask_ras, address)
         answer, ras_source = _ras_answer(after, address, pids)
         answer_before = _ras_answer(before, address, pids)[0]
@@ -228,18 +230,31 @@ def patience_for(recorded: Run | None, options: Options) -> float:
 
 
 def _longer(
-    placed: Sequence[Placed], say: Callable[[str], None], patience: float
+    groups: Sequence[Sequence[Placed]], say: Callable[[str], None], patience: float
 ) -> Callable[[Sequence[Sample], float], bool]:
-    """Return a function that says whether more samples could decide; it reports that once."""
+    """Return a function that says whether more samples could decide; it reports that once.
+
+    Args:
+        groups: The workers, the engines and the servers.
+        say: Called with progress messages.
+        patience: Seconds for which samples are taken at most.
+    """
     reported = False
 
     def is_open(samples: Sequence[Sample], span: float) -> bool:
         nonlocal reported
-        workers = tuple(_worker(one, samples) for one in placed)
-        snapshot = Snapshot(socket.gethostname(), time.time_ns(), span, workers)
-        motions = read_motions(snapshot)
-        found = judge_stacks(list(motions.values()), span, absent_ranks(snapshot))
-        if not any(one.is_open for one in found):
+        seen = (tuple(_worker(one, samples) for one in group) for group in groups)
+        workers, engines, servers = seen
+        if not may_hang(
+            Snapshot(
+                host=socket.gethostname(),
+                time_ns=time.time_ns(),
+                gap=span,
+                workers=workers,
+                engines=engines,
+                servers=servers,
+            )
+        ):
             return False
         if not reported:
             say(f"waiting ranks did not move for {span:.0f} s; sampling for up to {patience:g} s")
@@ -247,6 +262,18 @@ def _longer(
         return True
 
     return is_open
+
+
+def may_hang(snapshot: Snapshot) -> bool:
+    """Return whether stacks show a hang, or would show one if they had been sampled for longer."""
+    motions = read_motions(snapshot)
+    found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    if any(one.is_open for one in found):
+        return True
+    run = with_snapshot(assemble([]), snapshot)
+    if not snapshot.engines or diagnose(run).cause is not None:
+        return False
+    return any(stepping(run)) or diagnose(run, live_stall_seconds=snapshot.gap).cause is not None
 
 
 def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:

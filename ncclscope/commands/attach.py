@@ -61,8 +61,9 @@ class AttachCommand:
         add_seconds_option(
             parser,
             "--gap",
-            "Sample the processes for SECONDS (default: 2, extended to 10 while a late rank may "
-            "still arrive); with 10 s or more, ranks that have not moved are reported as hung",
+            "Sample the processes for SECONDS (default: 2, extended to 10 while a late rank, or an "
+            "answer, may still arrive); with 10 s or more, ranks that have not moved are reported "
+            "as hung",
         )
         add_flag(parser, "--native", "Read C frames and NCCL's threads with pystack")
         add_flag(

@@ -18,6 +18,7 @@ from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused
+from ncclscope.engine.services.steps import stepping, without_engine
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
@@ -28,6 +29,7 @@ from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.activities import LOOP
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
+from ncclscope.wording.ends import Failure
 from ncclscope.wording.names import call_on, plural, ranks_text, sentence
 from ncclscope.wording.notes import Requests
 from ncclscope.wording.verdicts import Why, not_recorded, too_short
@@ -212,11 +214,16 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     if held := held_engines(snapshot, is_idle=len(resting) == len(motions)):
         text = Why.WORKERS_WAIT.of(held) if len(resting) == len(motions) else held
         return Agreement("unknown", text + agree)
+    if pids := [one.pid for one in stepping(run)]:
+        engines = " and ".join(map(Failure.ENGINE.of, pids))
+        return Agreement("unknown", Why.NO_MODEL.of(engines) + agree)
     if len(resting) == len(motions):
         if silent := _silent(case, motions):
             return Agreement("unknown", Why.SILENT.of(silent) + agree)
         if connected := _clients(run, snapshot):
             return Agreement("unknown", Why.CLIENTS.of(plural(connected, "connection")) + agree)
+        if idle := without_engine(run):
+            return Agreement("unknown", Why.NO_ENGINE.of(idle) + agree)
         gone = [number for number in resting if _exited(run, number)]
         text = Why.OTHERS_WAIT.of(gone) if gone else str(Why.ALL_WAIT)
         return Agreement("ok", text + agree)

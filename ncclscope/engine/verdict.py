@@ -444,9 +444,12 @@ def _from_dumps(
 
 def _nearly(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:
     """Return latent findings of waits that would be hangs if they had lasted longer."""
-    living = any(rank.alive for rank in case.run.ranks)
+    is_seen = case.timeless and case.run.snapshot is not None  # as long as it was sampled
+    living = is_seen or any(rank.alive for rank in case.run.ranks)
     limit = case.live_stall_seconds if living else case.stall_seconds
-    if case.timeless or limit <= (NOTICE_SECONDS if living else ENDED_NOTICE_SECONDS):
+    if (case.timeless and not is_seen) or limit <= (
+        NOTICE_SECONDS if living else ENDED_NOTICE_SECONDS
+    ):
         return []
     # Where calls are unrecorded, a call pending at the crash is the only evidence.
     unrecorded = any(uses_unrecorded(rank) for rank in case.run.ranks)

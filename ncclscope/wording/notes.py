@@ -125,6 +125,14 @@ class Requests(Phrase):
         "Engine {} (pid {}) has scheduled no token for {:.0f} s, though it has {}{}: no rank "
         "diverged."
     )
+    STEPS = (
+        "The engine (pid {}) has run nothing for {:.0f} s, though it has requests: it takes one "
+        "step without tokens after the other. No rank diverged."
+    )
+    SLEPT = (
+        "{} of {} samples show the engine in its sleep after a step without tokens, none in its "
+        "wait for requests, and none a worker in its model"
+    )
     COUNTED = " ({})"
     COUNTS = "its scheduler counts: {}"
     NO_RANK = "the workers wait for what the engine schedules"

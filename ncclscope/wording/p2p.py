@@ -80,6 +80,11 @@ class Unpaired(Phrase):
         "{who:^} posted {posted} as call {number} of step {step}, where each step before had "
         "{expected}."
     )
+    ENDED_STEP = (
+        "{who:^} waits for work after step {step}, and has not posted its call {number}; each step "
+        "before had {expected} there."
+    )
+    AFTER_STEP = "{0} {0:wait} for work after step {1}, in which {0:they} posted {2}"
     IN_STEP = "rank {}, call {} of step {}: {}{}"
     IN_STEPS_BEFORE = "in each of the 3 steps before: {}{}"
     OTHERS_KEPT = (

@@ -37,6 +37,14 @@ class Why(Phrase):
     ONE_PROCESS = "There is only one process, and none to compare it with."
     HAD_ENDED = "{:^} had ended when the processes were sampled, and no record shows how."
     WORKERS_WAIT = "{} Its workers wait for work."
+    NO_MODEL = (
+        "{:^} was in no sample in its wait for requests, and no worker in its model: stacks do not "
+        "show whether requests wait for it."
+    )
+    NO_ENGINE = (
+        "{0:^} {0:wait} for work, and {0:their} engine was not sampled: it may have requests, on "
+        "another host or in a process of another name."
+    )
     SILENT = (
         "All ranks wait for input and have posted no call for {:.0f} s: a server without requests "
         "looks the same."

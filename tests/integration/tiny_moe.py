@@ -35,6 +35,24 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], seed: int = 0) 
     )
 
 
+def write_adapter(directory: Path, config: Mapping[str, Any], rank: int = 8) -> None:
+    """Write a LoRA adapter of the first layer's queries, which changes nothing."""
+    from safetensors.numpy import save_file
+
+    directory.mkdir()
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
+    queries = "base_model.model.model.layers.0.self_attn.q_proj"
+    wide = config["num_attention_heads"] * config["head_dim"]
+    save_file(
+        {
+            f"{queries}.lora_A.weight": np.zeros((rank, config["hidden_size"]), np.float32),
+            f"{queries}.lora_B.weight": np.zeros((wide, rank), np.float32),
+        },
+        directory / "adapter_model.safetensors",
+    )
+
+
 def write_tokenizer(directory: Path, words: int) -> None:
     """Write a tokenizer whose words are ``w0``, ``w1`` and so on, and a template for chats."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -16,7 +16,6 @@ __all__ = ["Answer", "ask", "ask_rings", "diagnose"]
 
 _NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 _TIMEOUT = 120.0
-UNTRACED_GAP = "3"
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Answer:
 
 def ask(service: Service) -> Iterator[Answer]:
     """Yield all answers about a service whose processes live."""
-    name, options = ("attach", []) if service.traced else ("untraced", ["--gap", UNTRACED_GAP])
+    name = "attach" if service.traced else "untraced"
     yield from ask_rings(service)
     for way, named in ((name, False), (f"{name} PIDs", True)):
         pids = [str(pid) for pid in sorted(service.processes().values())]
         if pids:
-            answer = _run(way, "attach", "--json", *options, *(pids if named else []))
+            answer = _run(way, "attach", "--json", *(pids if named else []))
             # It may have ended by itself; its server is the last to go.
             if answer.document or service.processes().keys() - {SERVER}:
                 yield answer

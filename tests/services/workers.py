@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from tests.integration.tiny_moe import write_adapter
+from tests.integration.vllm_server import TINY_QWEN3_MOE
 from tests.services.acts import Act, ask, ask_with, nothing, stop
 from tests.services.case import LASTS_SECONDS, Case, Moment, Truth, healthy
 from tests.services.service import Service
@@ -27,6 +29,12 @@ NGRAM = {
         '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
     ]
 }
+DENSE: dict[str, object] = {
+    **TINY_QWEN3_MOE,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+}
+ADAPTERS = {"arguments": ["--enable-lora", "--max-lora-rank", "8"], "config": DENSE}
 RPC_SECONDS = 4.0
 STEP_SECONDS = 6
 _ABSENT = ("not_joined", "missing_call", "p2p_mismatch")
@@ -40,6 +48,13 @@ def _hold_rpc(service: Service) -> None:
 def _hold_rpc_for_seconds(service: Service) -> None:
     service.plant("hold_rpc")
     service.post("/collective_rpc", {"method": "check_health", "timeout": RPC_SECONDS})
+
+
+def _load_adapter(service: Service) -> None:
+    adapter = service.switch.with_name("adapter")
+    write_adapter(adapter, DENSE)
+    service.plant("hold_adapter")
+    service.post("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": str(adapter)})
 
 
 def _update_weights(ranks: str) -> Act:
@@ -131,6 +146,23 @@ CASES = [
                 "busy",
             ),
         ],
+    ),
+    Case(
+        "adapter_lock",
+        [
+            Moment(
+                Truth(
+                    "worker 1 waits for a lock of its own before it loads an adapter, and the "
+                    "engine for worker 1",
+                    kinds=("rpc_stalled",),
+                    ranks=(1,),
+                ),
+                _load_adapter,
+            )
+        ],
+        ADAPTERS,
+        {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+        faults=["hold_adapter"],
     ),
     Case(
         "step_timed_out",

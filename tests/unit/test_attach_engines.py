@@ -13,6 +13,9 @@ import pytest
 from ncclscope.attach.bundle import redact
 from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.kinship import engines_of, served_port
+from ncclscope.attach.processes import Placed
+from ncclscope.attach.sampling import Sample
+from ncclscope.attach.session import _longer, may_hang
 from ncclscope.engine.verdict import diagnose
 from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.snapshot import Frame, Worker
@@ -36,6 +39,15 @@ ANSWER = (*LOOP, *stack("vllm/v1/executor/multiproc_executor.py:440 get_response
 POLL = stack("uvloop/__init__.py:92 run", "zmq/sugar/poll.py:106 poll")
 ROUTE = stack("uvloop/__init__.py:92 run", "routes.py:7 health", "threading.py:1119 join")
 SLEEP = stack("generate.py:34 main", "threading.py:1119 join")
+SLEEPS = (*LOOP, *stack("vllm/v1/engine/core.py:1617 _process_engine_step"))
+SENDS = (*LOOP, *stack("vllm/v1/executor/multiproc_executor.py:427 collective_rpc"))
+QUEUE = (
+    *SENDS,
+    *stack("vllm/distributed/device_communicators/shm_broadcast.py:933 enqueue"),
+)
+STARTS = stack("vllm/v1/engine/core.py:900 __init__", "vllm/v1/engine/core.py:120 __init__")
+EMPTY = (*WORKER[:1], *stack("vllm/v1/worker/gpu_model_runner.py:3979 execute_model"))
+MODEL = (*EMPTY, *stack("vllm/model_executor/models/qwen3_moe.py:300 forward"))
 SYNC = (*LOOP, *stack(f"{C10D}:3000 all_reduce"))
 
 
@@ -69,17 +81,80 @@ def test_workers_of_an_engine_that_is_held_do_not_wait_for_work(found: Worker, t
 
 
 @pytest.mark.parametrize(
-    "found", [engine(INPUT), engine(LOOP, SPINS, cpu=1.0), replace(engine(LOOP), stacks=())]
+    "found", [engine(INPUT), engine(SPINS, INPUT, cpu=1.0), engine(INPUT, ANSWER)]
 )
-def test_workers_of_an_engine_that_waits_or_works_are_idle(found: Worker) -> None:
+def test_workers_of_an_engine_that_waits_for_requests_are_idle(found: Worker) -> None:
     assert verdict_of(snapshot(idle(), engines=(found,))).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [engine(LOOP, SPINS, cpu=1.0), engine(QUEUE, SENDS), replace(engine(LOOP), stacks=())],
+    ids=["works", "sends", "unread"],
+)
+def test_an_engine_that_is_not_seen_to_wait_for_requests_may_have_some(found: Worker) -> None:
+    seen = snapshot(idle(), engines=(found,))
+    verdict = verdict_of(seen)
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith(
+        "The engine (pid 900) was in no sample in its wait for requests"
+    )
+    assert may_hang(seen)
+
+
+@pytest.mark.parametrize("gap", [3.0, 12.0])
+def test_an_engine_that_steps_without_tokens_schedules_none(gap: float) -> None:
+    core = engine(SLEEPS, ANSWER, SLEEPS, state="R", cpu=1.0)
+    moves = [worker(0, (*WORKER, *stack("utils.py:46 sched_yield")), EMPTY), *idle()[1:]]
+    seen = snapshot(moves, gap, engines=(core,))
+    verdict = verdict_of(seen)
+
+    assert verdict.status == ("hung" if gap > 10 else "unknown")
+    assert not verdict.diverging_ranks
+    assert [one.kind for one in verdict.findings][-1:] == ["not_scheduled"]
+    assert verdict.summary.startswith("The engine (pid 900) has run nothing for")
+    assert may_hang(seen) == (gap < 10)
+
+
+def test_workers_without_their_engine_may_have_none_to_send_them_work() -> None:
+    verdict = verdict_of(snapshot(idle()))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Ranks 0 1 wait for work, and their engine was not sampled")
+
+
+def test_an_engine_of_a_pipeline_sleeps_after_some_steps() -> None:
+    core = engine(ANSWER, SLEEPS, SENDS, ANSWER, SLEEPS, state="R", cpu=1.0)
+    moves = [worker(rank, WORKER, EMPTY, cpu=1.0) for rank in (0, 1)]
+    verdict = verdict_of(snapshot(moves, 12.0, engines=(core,)))
+
+    assert verdict.status == "unknown"
+    assert verdict.cause is None
+
+
+@pytest.mark.parametrize(
+    ("core", "step"),
+    [
+        (engine(SLEEPS), "MODEL"),
+        (engine(SLEEPS), "SYNC"),
+        (engine(SLEEPS, INPUT, SLEEPS), "EMPTY"),
+        (engine(STARTS), "EMPTY"),
+    ],
+    ids=["model", "collective", "rests", "starts"],
+)
+def test_an_engine_whose_workers_run_the_model_moves(core: Worker, step: str) -> None:
+    frames = {"MODEL": MODEL, "SYNC": (*EMPTY, *stack(f"{C10D}:3000 all_reduce")), "EMPTY": EMPTY}
+    moves = [worker(rank, WORKER, frames[step], cpu=1.0) for rank in (0, 1)]
+
+    assert verdict_of(snapshot(moves, 12.0, engines=(core,))).status == "ok"
 
 
 @pytest.mark.parametrize(
     ("found", "status"), [(engine(LOCK), "ok"), (engine(LOCK, state="T"), "unknown")]
 )
 def test_an_engine_may_wait_for_workers_that_are_at_work(found: Worker, status: str) -> None:
-    moves = [worker(rank, LOOP, SPINS, cpu=1.0) for rank in (0, 1)]
+    moves = [worker(rank, MODEL, SPINS, cpu=1.0) for rank in (0, 1)]
 
     assert verdict_of(snapshot(moves, engines=(found,))).status == status
 
@@ -207,3 +282,60 @@ def test_the_screen_shows_engines_below_the_ranks() -> None:
     lines = plain_text(render_attach(verdict, 120), 120).splitlines()
     (line,) = (line for line in lines if line.strip().startswith("engine "))
     assert line.split()[:4] == ["engine", "900", "still", "(S)"]
+
+
+@pytest.mark.parametrize(("gap", "status", "ranks"), [(3.0, "unknown", set()), (12.0, "hung", {1})])
+def test_a_worker_at_a_lock_keeps_its_engine_waiting(
+    gap: float, status: str, ranks: set[int]
+) -> None:
+    workers = [worker(0, WORKER), worker(1, (*WORKER[:1], *stack("threading.py:1119 join")))]
+    seen = snapshot(workers, gap, engines=(engine(ANSWER),))
+    verdict = verdict_of(seen)
+
+    assert (verdict.status, {*verdict.diverging_ranks}) == (status, ranks)
+    assert verdict.summary.startswith("Rank 1 (host, pid 1001) has not answered a call, for which")
+    assert ("a hang is reported from 10 s on" in verdict.summary) == (gap < 10)
+    assert may_hang(seen) == (gap < 10)
+
+
+@pytest.mark.parametrize(
+    ("gap", "cpu", "status"), [(3.0, 0.0, "unknown"), (12.0, 0.0, "hung"), (12.0, 9.0, "ok")]
+)
+def test_a_worker_that_its_engine_waits_for_no_more_has_not_come_back(
+    gap: float, cpu: float, status: str
+) -> None:
+    samples = [LOCK, SPINS] if cpu else [(*WORKER[:1], *stack("threading.py:1119 join"))]
+    workers = [worker(0, WORKER), worker(1, *samples, cpu=cpu)]
+    seen = snapshot(workers, gap, engines=(engine(INPUT),))
+    verdict = verdict_of(seen)
+
+    assert verdict.status == status
+    assert ("has not come back from a call" in verdict.summary) == (not cpu)
+    assert may_hang(seen) == (gap < 10)
+
+
+@pytest.mark.parametrize("found", [engine(INPUT), engine(INPUT, state="T")])
+def test_more_samples_of_an_engine_that_waits_for_requests_decide_nothing(found: Worker) -> None:
+    assert not may_hang(snapshot(idle(), 3.0, engines=(found,)))
+
+
+def test_engines_and_servers_are_asked_whether_more_samples_could_decide() -> None:
+    workers = [worker(0, WORKER), worker(1, (*WORKER[:1], *stack("threading.py:1119 join")))]
+    groups = [*workers], [engine(ANSWER)], [server(POLL)]
+    placed = [[Placed(Candidate(one.pid), one.rank, "title") for one in each] for each in groups]
+    every = [one for each in groups for one in each]
+    samples = [
+        Sample(
+            {one.pid: one.stacks[i] for one in every},
+            {one.pid: one.samples[i] for one in every},
+            (),
+        )
+        for i in (0, 1)
+    ]
+    said: list[str] = []
+    is_open = _longer(placed, said.append, 10.0)
+
+    assert is_open(samples, 3.0)
+    assert is_open(samples, 4.0)
+    assert not is_open(samples, 10.0)
+    assert said == ["waiting ranks did not move for 3 s; sampling for up to 10 s"]

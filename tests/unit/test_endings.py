@@ -294,6 +294,27 @@ def test_a_worker_that_its_engine_saw_end_is_named(
         assert "exit status -9" in verdict.cause.evidence[0]
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_workers_that_an_engine_ends_as_it_fails_to_start_have_not_died(
+    tmp_path: Path, started: bool
+) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world", 3)
+    run = cluster.run(quiet=1.0)
+    ranks = tuple(
+        replace(rank, alive=False, exited=True, labels={"engine": "0"}) for rank in run.ranks
+    )
+    noted = [Activity("worker_died", "VllmWorker-0, exit status 0", 1, 1, 1, 1)]
+    noted += [Activity("input", None, 0, 1, 1, 1)] if started else []
+    engine = failed_at(replace(ranks[0], rank=-1, logs={}), "ValueError: too small", "x")
+    engine = replace(engine, activities={**engine.activities, **{one.name: one for one in noted}})
+
+    verdict = diagnose(replace(run, ranks=ranks, others=(engine,)))
+
+    assert (verdict.cause.diverging_ranks if verdict.cause else ()) == ((0,) if started else ())
+    assert started or verdict.summary.startswith(f"Engine 0 (pid {engine.pid}) ended with")
+
+
 def test_a_call_that_raised_in_a_process_that_is_gone_is_no_agreement(tmp_path: Path) -> None:
     """As where workers lost a peer in the call that all had posted, and were killed then."""
     cluster = Cluster(tmp_path, SIZE)

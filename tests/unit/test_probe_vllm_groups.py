@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,16 @@ def join_engines(rank: int) -> None:
     os._exit(0)
 
 
+def start_engine(rank: int) -> None:
+    """What an engine core does that never comes to its loop: it begins with its configuration."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    parallel = SimpleNamespace(data_parallel_index=3 + rank, data_parallel_rank=0)
+    with pytest.raises(TypeError):
+        EngineCoreProc(vllm_config=SimpleNamespace(parallel_config=parallel))
+    os._exit(0)
+
+
 def run_model_groups(rings: Path, **environment: str) -> Run:
     ident = f"ncclscope-test-{os.getpid()}"
     environment["VLLM_DIST_IDENT"] = ident
@@ -153,6 +164,14 @@ def test_engine_cores_are_no_ranks(rings: Path) -> None:
     assert (first.communicator.label, first.communicator.ranks) == ("engines", ())
     assert first.signatures(1, 3) == second.signatures(1, 3)
     assert [call.op for call in first.span(1, first.calls + 1)] == ["all_reduce", "barrier"]
+
+
+def test_an_engine_core_has_its_name_before_it_is_ready(rings: Path) -> None:
+    run = run_ranks(__file__, "start_engine", rings, environment={"WORLD_SIZE": ""})
+
+    assert run.ranks == ()
+    assert sorted(one.labels["engine"] for one in run.others) == ["3", "4"]
+    assert {one.details["role"] for one in run.others} == {"engine"}
 
 
 def test_workers_start_without_the_names(rings: Path) -> None:

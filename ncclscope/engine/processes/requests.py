@@ -8,6 +8,7 @@ from ncclscope.engine.processes.frames import user_frame, wait_of
 from ncclscope.model.snapshot import Frame, Stacks, Thread
 
 _OWN_THREADS = "ncclscope-"
+_OF_WORKERS = "shm_broadcast.py"
 
 
 def is_fed(stacks: Stacks, *waiting: str) -> bool:
@@ -18,6 +19,21 @@ def is_fed(stacks: Stacks, *waiting: str) -> bool:
         *waiting: Names of threads that do not fill it.
     """
     return bool(_others(stacks, waiting))
+
+
+def awaits_requests(waits: str | None, frames: Sequence[Frame]) -> bool:
+    """Return whether an engine waits for requests, and not for a queue of its workers.
+
+    Args:
+        waits: What it waits for.
+        frames: Its stack, down to the wait.
+    """
+    return waits == "queue" and not is_of_workers(frames)
+
+
+def is_of_workers(frames: Sequence[Frame]) -> bool:
+    """Return whether a stack ends in a queue between an engine of vLLM and its workers."""
+    return frames[-1].base == _OF_WORKERS
 
 
 def waits_in_thread(stacks: Stacks, name: str, frames: Sequence[Frame]) -> bool:

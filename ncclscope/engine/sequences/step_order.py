@@ -8,7 +8,7 @@ among equal ones, or transfers in the wrong order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ncclscope.model import Call, Rank
@@ -28,7 +28,7 @@ class LeftOrder(NamedTuple):
         step: Number of the step.
         number: Number of the call within the step, from 1.
         expected: The call that was in this place in each step before.
-        posted: The call of this step in this place.
+        posted: The call of this step in this place; None where the step ended before it.
         skipped: Whether the calls go on as if `expected` alone had been left out.
     """
 
@@ -36,15 +36,16 @@ class LeftOrder(NamedTuple):
     step: int
     number: int
     expected: Call
-    posted: Call
+    posted: Call | None
     skipped: bool
 
 
-def left_order(ranks: Iterable[Rank]) -> LeftOrder | None:
-    """Return the rank whose newest step began otherwise; None unless it is exactly one.
+def left_order(ranks: Iterable[Rank], ended: Collection[int] = ()) -> LeftOrder | None:
+    """Return the rank whose newest step was otherwise; None unless it is exactly one.
 
     Args:
         ranks: All ranks that may have diverged. Each has to have a pattern.
+        ended: Those whose newest step has ended, so that it posts no more calls.
     """
     found = []
     for rank in ranks:
@@ -56,7 +57,8 @@ def left_order(ranks: Iterable[Rank]) -> LeftOrder | None:
         pattern, *others, current = _split(calls, begins)
         if not pattern or any(_shapes(pattern) != _shapes(other) for other in others):
             return None
-        if (left := _compare(rank.rank, steps[-1].number, pattern, current)) is not None:
+        left = _compare(rank.rank, steps[-1].number, pattern, current)
+        if left is not None and (left.posted is not None or rank.rank in ended):
             found.append(left)
     return found[0] if len(found) == 1 else None
 
@@ -102,8 +104,10 @@ def _compare(
     before, now = _shapes(pattern), _shapes(current)
     places = range(min(len(before), len(now)))
     place = next((place for place in places if before[place] != now[place]), None)
+    if place is None and len(now) < len(before):
+        return LeftOrder(rank, step, len(now) + 1, pattern[len(now)], None, skipped=True)
     if place is None:
-        return None  # it is within the pattern, or begins what has no pattern
+        return None  # it is the pattern, or begins what has no pattern
     rest = now[place:]
     skipped = before[place + 1 : place + 1 + len(rest)] == rest
     return LeftOrder(rank, step, place + 1, pattern[place], current[place], skipped)

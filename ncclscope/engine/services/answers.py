@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
+from ncclscope.engine.processes.requests import awaits_requests
 from ncclscope.engine.waits.engine_steps import how_far
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import lasting
@@ -86,7 +87,8 @@ def unanswered(case: Case) -> Iterator[Unanswered]:
 def _seen(case: Case) -> Iterator[Unanswered]:
     """Yield what the stacks of an engine without a ring show, and those of its workers.
 
-    A worker that waits for work may have answered or not; one that is elsewhere has not.
+    A worker that waits for work may have answered or not; one that is elsewhere has not. Where the
+    engine waits for requests, it has given up the answers of those that are elsewhere.
     """
     snapshot, run = case.run.snapshot, case.run
     known = {engine.pid for engine in run.others}
@@ -94,7 +96,8 @@ def _seen(case: Case) -> Iterator[Unanswered]:
     if snapshot is None or len(engines) != 1 or engines[0].worker.pid in known:
         return
     engine, motions = engines[0], read_motions(snapshot)
-    waits = engine.waits == "answer" and engine.is_at_one_line
+    given_up = awaits_requests(engine.waits, engine.frames)
+    waits = engine.is_at_one_line and (engine.waits == "answer" or given_up)
     if not waits or motions.keys() != run.by_rank.keys():
         return
     came = {rank: _came_as_seen(motion) for rank, motion in motions.items()}
@@ -102,6 +105,8 @@ def _seen(case: Case) -> Iterator[Unanswered]:
     if not idle or any(one.op for one in motions.values()):
         return  # a collective may keep them
     at_it = tuple(rank for rank, one in came.items() if one is not Came.BACK)
+    if given_up and not (at_it and all(motions[rank].condition == "still" for rank in at_it)):
+        return
     yield Unanswered(
         pid=engine.worker.pid,
         name="",
@@ -112,6 +117,7 @@ def _seen(case: Case) -> Iterator[Unanswered]:
         awaited=at_it or tuple(came),
         shares={rank: motions[rank].cpu for rank in at_it if motions[rank].condition == "moving"},
         stopped=frozenset(n for n, one in motions.items() if one.condition == "stopped"),
+        given_up=given_up,
     )
 
 

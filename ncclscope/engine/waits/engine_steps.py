@@ -16,7 +16,7 @@ from ncclscope.engine.sequences.habit import in_step
 from ncclscope.engine.sequences.step_rhythm import step_of
 from ncclscope.engine.waits.noted import raised
 from ncclscope.model import Activity, Call, Finding, Rank, Run, State, Step
-from ncclscope.model.activities import WORK, WORKER_DIED
+from ncclscope.model.activities import INPUT, WORK, WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
@@ -251,6 +251,7 @@ def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
     """Yield the workers that an engine saw end unexpectedly, each with what the engine noted.
 
     None where all ranks are gone and none ended by itself or failed: the job was killed as a whole.
+    Nor workers that exited in order while their engine started: it has failed, and ended them.
     """
     run = records.run
     if not any(WORKER_DIED in engine.activities for engine in run.others) or was_killed(records):
@@ -258,9 +259,12 @@ def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
     for name, engine in _engines(run).items():
         died = engine.activities.get(WORKER_DIED)
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
-        if died is not None and 0 < died.number <= len(workers):
+        if died is None or not 0 < died.number <= len(workers):
+            continue
+        worker = workers[died.number - 1]
+        if INPUT in engine.activities or not worker.ended_well:
             detail = printable(died.detail or "")
-            yield workers[died.number - 1], Ends.SAW_WORKER.of(name, engine.pid, detail)
+            yield worker, Ends.SAW_WORKER.of(name, engine.pid, detail)
 
 
 def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:

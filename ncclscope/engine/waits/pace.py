@@ -77,14 +77,13 @@ def _pauses_before_line(log: CallLog, others: Iterable[CallLog]) -> list[float]:
 
 def _was_awaited_for_longer(case: Case, number: int, key: str) -> bool:
     """Return whether those that wait for a rank had waited for longer at the same lines before."""
-    waits = [one for one in wait_graph(case).waits if number in one.awaited]
-    waits = [one for one in waits if one.call.comm == key]
-    seconds = [case.still_seconds(case.run.by_rank[one.rank]) for one in waits]
+    waits = [(rank, call) for rank, call in wait_graph(case).calls_for(number) if call.comm == key]
+    seconds = [case.still_seconds(case.run.by_rank[rank]) for rank, _ in waits]
     longest = max((one for one in seconds if one is not None), default=math.inf)
     return any(
         before >= longest
-        for one in waits
-        for before in _waits_before(case, one.rank, number, one.call)
+        for rank, call in waits
+        for before in _waits_before(case, rank, number, call)
     )
 
 

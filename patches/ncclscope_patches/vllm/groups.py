@@ -53,35 +53,48 @@ class VllmEngineNames(Note):
     """Marks a process as an engine core, and labels the group of engines.
 
     Only the engines of a data-parallel deployment have such a group. They are not ranks, unless an
-    engine is its own only worker.
+    engine is its own only worker. An engine has its name from the beginning: it may hang, or raise,
+    while it starts its workers.
     """
 
     name = "vllm_engines"
     target = "vllm.v1.engine.core"
 
     def install(self, module: Any) -> None:
+        def starts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            config = kwargs.get("vllm_config", args[1] if len(args) > 1 else None)
+            if config is not None:
+                _describe_engine(_index_of(config.parallel_config))
+
         def begins(args: tuple[Any, ...], _kwargs: Any) -> None:
-            tracer = session.current()
-            if tracer is None:
-                return
             engine = args[0]
             group = getattr(engine, "dp_group", None)
-            if tracer.rank < 0:  # otherwise it is its own worker and already described
-                tracer.describe(role="engine", labels={"engine": _engine_number(engine)})
+            _describe_engine(_engine_number(engine))
             if group is not None and group.size() > 1:
                 process_groups.name(group, "engines")
 
         for name in ("EngineCoreProc", "DPEngineCoreProc"):
             engines = getattr(module, name, None)
             if engines is not None:
+                self.replace(engines, "__init__", starts)
                 self.replace(engines, "run_busy_loop", begins)
 
 
-def _engine_number(engine: Any) -> str:
-    if hasattr(engine, "dp_rank"):
-        return str(engine.dp_rank)
-    parallel = engine.vllm_config.parallel_config
-    return str(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
+def _describe_engine(number: int) -> None:
+    tracer = session.current()
+    if tracer is not None and tracer.rank < 0:  # else it is its own worker and already described
+        tracer.describe(role="engine", labels={"engine": str(number)})
+
+
+def _engine_number(engine: Any) -> int:
+    number: int | None = getattr(engine, "dp_rank", None)
+    return _index_of(engine.vllm_config.parallel_config) if number is None else number
+
+
+def _index_of(parallel: Any) -> int:
+    """Return the replica's index; the ranks of each replica of a dense model count from 0."""
+    index: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    return index
 
 
 def name_groups(owner: Any, name: str, ranks: list[int], device_suffix: str = "") -> None:
@@ -140,11 +153,6 @@ def _describe_worker(module: Any) -> None:
 
 
 def _engine_index() -> int | None:
-    """Return the replica's index; the ranks of each replica of a dense model count from 0."""
     config = sys.modules.get("vllm.config")
     current = getattr(config, "get_current_vllm_config_or_none", lambda: None)()
-    if current is None:
-        return None
-    parallel = current.parallel_config
-    index: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
-    return index
+    return None if current is None else _index_of(current.parallel_config)

@@ -12,6 +12,7 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | ``hold_answers`` | a task of the API server | the answers of its engine; the loop goes on |
 | ``hold_receive`` | worker 1 | before it receives from the stage before it |
 | ``skip_send`` | worker 0 | leaves out what it is to send to the next stage |
+| ``hold_adapter`` | worker 1 | a lock of its own, before it loads an adapter |
 | ``hold_step`` | worker 1 | before its next step |
 | ``raise_in_step`` | worker 1 | raises in its next step |
 | ``hold_engines`` | engine 1 | before a call of all engines |
@@ -27,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,8 +87,10 @@ def _plant_in_server() -> None:
 
 def _plant_in_workers() -> None:
     from vllm.distributed.parallel_state import GroupCoordinator
+    from vllm.lora.worker_manager import WorkerLoRAManager
     from vllm.v1.worker.gpu_worker import Worker
 
+    _before("hold_adapter", WorkerLoRAManager, "_load_adapter", _of_last(_hold_thread))
     _before("hold_receive", GroupCoordinator, "irecv_tensor_dict", _of_last(_hold))
     _instead("skip_send", GroupCoordinator, "isend_tensor_dict", lambda *_: True, [])
     _before("hold_step", Worker, "execute_model", _of_last(_hold))
@@ -162,6 +166,13 @@ def _hold(fault: str, *_: Any) -> None:
         with path.open("w") as held, path.open("w") as file:
             fcntl.flock(held, fcntl.LOCK_EX)
             fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _hold_thread(fault: str, *_: Any) -> None:
+    if _take(fault):
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
 
 
 def _before(fault: str, owner: Any, name: str, then: Callable[..., None]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+
+import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.tracing.tracer import Tracer
@@ -208,3 +210,52 @@ def test_a_rank_with_steps_that_never_created_the_communicator(cluster_of: Clust
 
     assert cause is not None
     assert any("in step 1 (2 tokens)" in fact for fact in cause.evidence)
+
+
+def _pipeline(cluster: Cluster, last: Collection[int], done: bool = False) -> None:
+    """Let two stages pass on what each of four steps makes, and some of them that of a fifth."""
+    for number in range(1, 6):
+        for rank in (0, 1):
+            cluster.tracers[rank].step(number, tokens=2)
+            slot = cluster.tracers[rank].activity("step")
+            slot.end(slot.begin("execute_model", number))
+            if number < 5 or rank in last:
+                op, is_done = ("recv", number < 5 or done) if rank else ("send", True)
+                cluster.post([rank], "pp:0", op, peer=1 - rank, done=is_done)
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_stage_that_rests_after_a_step_has_left_out_its_send(
+    cluster_of: ClusterOf, rests: bool
+) -> None:
+    cluster = cluster_of(2)
+    _pipeline(cluster, [1])
+    if rests:
+        cluster.tracers[0].activity("dequeue").begin("work")
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    kind, ranks = ("missing_call", {0}) if rests else ("p2p_mismatch", set())
+    assert (verdict.cause.kind, {*verdict.diverging_ranks}) == (kind, ranks)
+    if rests:
+        assert verdict.summary == (
+            "Rank 0 (node-0, pid 1000) waits for work after step 5, and has not posted its call 1; "
+            "each step before had send [4,2] float32 peer 1 on pp:0 of ranks 0 1 there."
+        )
+        assert "rank 0 waits for work after step 5, in which it posted 0 calls" in (
+            verdict.cause.evidence
+        )
+
+
+def test_a_stage_that_receives_once_more_than_before_may_be_wrong(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    _pipeline(cluster, [0, 1], done=True)
+    cluster.post([1], "pp:0", "recv", peer=0, done=False)
+    cluster.tracers[0].activity("dequeue").begin("work")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("p2p_mismatch", ())

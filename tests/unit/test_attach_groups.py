@@ -263,6 +263,15 @@ def test_who_sends_to_receivers_that_went_on_may_lack_one_of_them() -> None:
     assert named(judge([receiver, REDUCE, REDUCE])) == ((0,), ())
 
 
+def test_who_went_on_from_a_call_with_a_root_is_ahead_of_those_in_it() -> None:
+    """Senders go on from a reduction; receivers from a scatter, whose root waits for one more."""
+    root, sender = call("reduce", 16, peers=(1,)), call("reduce", 16, peers=(2,))
+    assert named(judge([REDUCE, root, sender])) == ((), (0, 1, 2))
+    source, astray = call("scatter", 16, peers=(3,)), call("scatter", 16, peers=(1,))
+    assert named(judge([REDUCE, REDUCE, REDUCE, source, astray])) == ((), (0, 1, 2, 3, 4))
+    assert named(judge([REDUCE, REDUCE, REDUCE, REDUCE, astray])) == ((4,), ())
+
+
 def test_who_has_left_the_loop_of_all_receivers_waits_for_all_of_them() -> None:
     """None of them has come to the broadcast, so that none can have gone on."""
     root, inner = call("broadcast", 35), call("all_reduce", 23, loop=(12, 29))

@@ -20,7 +20,7 @@ SENDING = frozenset({"broadcast", "scatter"})
 """Calls of which the receivers go on, whereas the root waits for each that has not come."""
 MOST_RANKS = 64
 """Ranks up to which orders are sought: all others are weighed against each of them."""
-_COLLECTING = frozenset({"gather", "reduce"})
+COLLECTING = frozenset({"gather", "reduce"})
 """Calls of which the senders may go on, whereas the root waits for each that has not come."""
 
 
@@ -81,18 +81,23 @@ def _waits_for(
     if all(place is own for place in others):
         return False  # they have met
     return not any(
-        place in left and place is not own and not _may_pass(motion, rank)
+        place in left and place is not own and not may_pass(motion, rank)
         for rank in group - {motion.rank}
         if (place := at.get(rank)) is not None
     )
 
 
-def _may_pass(motion: Motion, rank: int) -> bool:
-    """Return whether a rank may have come past the call of a group in which another one waits."""
+def may_pass(motion: Motion, rank: int) -> bool:
+    """Return whether a rank may have come past the call of a group in which another one waits.
+
+    Args:
+        motion: The one that waits.
+        rank: The other rank.
+    """
     roots = motion.frames[-1].peers
     if motion.op in SENDING:
         return not roots or motion.rank in roots
-    return motion.op in _COLLECTING and rank not in roots
+    return motion.op in COLLECTING and rank not in roots
 
 
 def _is_later(place: StackClass, other: StackClass) -> bool:

@@ -26,7 +26,7 @@ from ncclscope.engine.processes.judgement import (
     unless_idle,
     unless_late,
 )
-from ncclscope.engine.processes.lone import Group
+from ncclscope.engine.processes.lone import COLLECTING, SENDING, Group, may_pass
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.samples import IDLE
 from ncclscope.engine.processes.stack_classes import (
@@ -249,6 +249,8 @@ def _apart_places(
     by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in sides)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
+    if _may_have_passed(majority, odd):
+        return _undecided(classes, kind, evidence)
     ranks = sorted(rank for group in odd for rank in group.ranks)
     if len(odd) > 1:
         return _undecided(classes, kind, evidence, () if is_half else tuple(ranks))
@@ -261,6 +263,20 @@ def _apart_places(
     places = "; ".join(Seen.PLACE.of(group) for group in majority[:3])
     summary = f"{sentence(Seen.PLACE.of(odd[0]))}, while {places}."
     return _named(kind, summary, odd, majority, evidence)
+
+
+def _may_have_passed(majority: Sequence[StackClass], odd: Sequence[StackClass]) -> bool:
+    """Return whether some ranks may be ahead of others, past a call with a root.
+
+    Senders go on from a reduction while others wait in it, and receivers from a root that waits
+    for one of them.
+    """
+    inside, apart = ([one for each in some for one in each.motions] for some in (majority, odd))
+    sent = any(
+        one.op in COLLECTING and may_pass(one, other.rank) for one in inside for other in apart
+    )
+    has_root = any(one.rank in one.frames[-1].peers for one in apart)
+    return sent or (len(apart) > 1 and has_root and all(one.op in SENDING for one in apart))
 
 
 def _is_of_another_iteration(one: StackClass, other: StackClass) -> bool:

@@ -41,12 +41,12 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         case: The case.
         findings: The findings.
     """
-    graph = wait_graph(case)
-    findings = past_outside(case, graph, findings)
+    findings = past_outside(case, wait_graph, findings)
     causes = [one for one in findings if one.role == "cause"]
     differ = causes and not any(map(_is_wait, causes))
     if any(one.comm is None for one in causes) or (differ and len(case.run.ranks) > MOST_RANKS):
         return list(findings)
+    graph = wait_graph(case)
     if not causes:
         found = decided_by_rounds(case, graph, [*_gone(case, graph), *findings])
     else:

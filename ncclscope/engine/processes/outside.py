@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
@@ -55,17 +55,19 @@ def store_waits(run: Run) -> list[Wait]:
     return found
 
 
-def past_outside(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+def past_outside(
+    case: Case, graph: Callable[[Case], WaitGraph], findings: Sequence[Finding]
+) -> list[Finding]:
     """Return findings on absent ranks as those on what these wait for outside of calls.
 
     Args:
         case: The case.
-        graph: Who waits for whom.
+        graph: Returns who waits for whom; asked where ranks are at locks.
         findings: The findings.
     """
     found = list(findings)
-    if any(wait.at_lock for wait in graph.waits):
-        found = _past_locks(graph, findings)
+    if lock_waits(case):
+        found = _past_locks(graph(case), findings)
     if any(one.role == "cause" and one.kind == "init_stalled" for one in found):
         at_store = {wait.rank for wait in store_waits(case.run)}
         found = [

@@ -226,7 +226,8 @@ def patience_for(recorded: Run | None, options: Options) -> float:
     What they show to hang is not merely late. Where they name no rank, stacks that do not move may.
     """
     cause = None if recorded is None else diagnose(recorded).cause
-    return 0.0 if cause is not None and cause.diverging_ranks else options.patience
+    known = cause is not None and (cause.diverging_ranks or cause.transfer is not None)
+    return 0.0 if known else options.patience
 
 
 def _longer(

@@ -162,8 +162,9 @@ def _from_any(case: Case) -> dict[int, OpenTransfer]:
 
 
 def waiting_in_calls(case: Case) -> frozenset[int]:
-    """Return the ranks that wait in collectives or transfers."""
-    return frozenset({*case.waits.pending_calls, *wait_graph(case).waiting})
+    """Return the ranks that wait in collectives or transfers, not at a lock or a store."""
+    inside = {wait.rank for wait in wait_graph(case).waits if wait.call is not None}
+    return frozenset({*case.waits.pending_calls, *inside})
 
 
 def _blocks(case: Case, divergence: Divergence) -> bool:

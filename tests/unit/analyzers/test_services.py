@@ -89,12 +89,15 @@ def test_a_worker_that_gave_no_answer_is_named(cluster_of: ClusterOf) -> None:
     assert _verdict(run) == ("hung", "rpc_stalled", (0,), ())
 
 
-def test_a_worker_that_is_still_at_the_call_is_named(cluster_of: ClusterOf) -> None:
+@pytest.mark.parametrize("locks", [{}, {1: (1,)}], ids=["anywhere", "at a lock of its own"])
+def test_a_worker_that_is_still_at_the_call_is_named(
+    cluster_of: ClusterOf, locks: Mapping[int, tuple[int, ...]]
+) -> None:
     answered = {**IDLE, "enqueue": (60.5, 60.5, None, 0)}
     inside = {**IDLE, "dequeue": (50.0, 60.0, *WAITS)}
     run = _service(cluster_of, _sent("add_lora"), answered, inside)
 
-    assert _verdict(run) == ("hung", "rpc_stalled", (1,), ())
+    assert _verdict(replace(run, locks=locks)) == ("hung", "rpc_stalled", (1,), ())
 
 
 def test_a_worker_that_never_took_the_message_is_named(cluster_of: ClusterOf) -> None:

@@ -41,7 +41,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         case: The case.
         findings: The findings.
     """
-    findings = past_outside(case, wait_graph, findings)
+    findings = past_outside(case, findings)
     causes = [one for one in findings if one.role == "cause"]
     differ = causes and not any(map(_is_wait, causes))
     if any(one.comm is None for one in causes) or (differ and len(case.run.ranks) > MOST_RANKS):

@@ -1,73 +1,29 @@
-"""Waits outside of calls: at a file lock for those that hold it, at a store for who sets a key."""
+"""Findings on ranks that wait outside of calls: what they wait for there explains them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import WAITS, as_consequence
-from ncclscope.engine.processes.motion import read_motions
-from ncclscope.engine.repairs.graph import Wait, WaitGraph
-from ncclscope.engine.waits.noted import doing
-from ncclscope.model import Finding, Run
-from ncclscope.model.activities import STORE_WAIT
+from ncclscope.engine.repairs.graph import WaitGraph
+from ncclscope.engine.waits.graph import store_waits, wait_graph
+from ncclscope.model import Finding
 from ncclscope.wording.names import sentence
-from ncclscope.wording.waits import Lock
-from ncclscope.wording.waits import Wait as Words
+from ncclscope.wording.waits import Lock, Wait
 
 
-def lock_waits(case: Case) -> list[Wait]:
-    """Return the waits at file locks that ranks hold, none of which waits in a collective as well.
-
-    Where no call of any rank is recorded, also those of ranks whose stacks are in a call: they may
-    wait for each rank at a lock.
-    """
-    found = [
-        Wait(rank, None, frozenset(holders), at_lock=True)
-        for rank, holders in sorted(case.run.locks.items())
-        if case.run.by_rank.keys() >= {*holders} and rank not in case.waits.pending_calls
-    ]
-    snapshot = case.run.snapshot
-    if found and snapshot is not None and not case.waits.pending_calls:
-        at_locks = frozenset(wait.rank for wait in found)
-        found += [
-            Wait(rank, None, at_locks)
-            for rank, motion in sorted(read_motions(snapshot).items())
-            if motion.is_waiting and rank not in at_locks
-        ]
-    return found
-
-
-def store_waits(run: Run) -> list[Wait]:
-    """Return the waits at a store: at a barrier for all others, for a key for any that may set it.
-
-    Those that wait for the same key set it not.
-    """
-    noted = {rank.rank: doing(rank) for rank in run.ranks}
-    inside = {n: one for n, one in noted.items() if one is not None and one.name == STORE_WAIT}
-    found = []
-    for number, one in inside.items():
-        same = {rank for rank, other in inside.items() if other.what == one.what}
-        others = {*run.by_rank, *run.missing} - same
-        if others and (one.key or one.is_barrier):
-            found.append(Wait(number, None, frozenset(others), is_any=not one.is_barrier))
-    return found
-
-
-def past_outside(
-    case: Case, graph: Callable[[Case], WaitGraph], findings: Sequence[Finding]
-) -> list[Finding]:
+def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings on absent ranks as those on what these wait for outside of calls.
 
     Args:
         case: The case.
-        graph: Returns who waits for whom; asked where ranks are at locks.
         findings: The findings.
     """
     found = list(findings)
-    if lock_waits(case):
-        found = _past_locks(graph(case), findings)
+    if case.run.locks:
+        found = _past_locks(wait_graph(case), findings)
     if any(one.role == "cause" and one.kind == "init_stalled" for one in found):
         at_store = {wait.rank for wait in store_waits(case.run)}
         found = [
@@ -125,7 +81,7 @@ def _in_its_ends(graph: WaitGraph, finding: Finding) -> Finding:
     ]
     is_cycle = len(ends) > 1 and bool(ends & graph.waiting.keys())
     text = "; ".join(lines)
-    said = Words.EACH_OTHER.of(text) if is_cycle else f"{sentence(text)}."
+    said = Wait.EACH_OTHER.of(text) if is_cycle else f"{sentence(text)}."
     is_named = len(ranks) == 1 or (not is_cycle and bool(finding.diverging_ranks))
     is_absence = finding.kind != "extra_call" and finding.comm is not None
     return replace(

@@ -230,9 +230,8 @@ def _apart_places(
     common, count = ops.most_common(1)[0]
     majority, odd = [classes[0]], list(classes[1:])
     is_split = 2 * len(classes[0].ranks) <= len(waiting) < 2 * count
-    if (
-        is_split and count < len(waiting) and common in _KNOWN
-    ):  # most are in one call, at several lines
+    if is_split and count < len(waiting) and common in _KNOWN:
+        # Most are in one call, at several lines.
         majority = [group for group in classes if group.motion.op == common]
         odd = [group for group in classes if group.motion.op != common]
         if any(_is_of_another_iteration(one, majority[0]) for one in majority[1:]):

@@ -1,12 +1,12 @@
 """Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
 
 Each thread of a rank waits in one call, for all members that have not come to it, or in a receive
-from any source for any of its senders, or at a file lock for those that hold it. A repair supposes
-of some ranks that they behave as their peers expect: they come to every call, and what they post
-fits. What is released then is a least fixpoint: a thread goes on once all come for which it waits,
-or any, and a thread that goes on comes to its peers' calls. One that waits for nobody, and whose
-rank is not repaired, never comes: there a chain of waiting ends, even if another thread of its rank
-waits.
+from any source for any of its senders, at a file lock for those that hold it, or at a store for any
+that may set a key. A repair supposes of some ranks that they behave as their peers expect: they
+come to every call, and what they post fits. What is released then is a least fixpoint: a thread
+goes on once all come for which it waits, or any, and a thread that goes on comes to its peers'
+calls. One that waits for nobody, and whose rank is not repaired, never comes: there a chain of
+waiting ends, even if another thread of its rank waits.
 
 A set of ranks explains a hang if its repair releases every waiting rank. Ranks without which the
 rest of the set explains as much are victims.
@@ -31,7 +31,8 @@ class Wait:
 
     Attributes:
         rank: Global rank.
-        call: The call, a collective or a transfer; None where it is at a lock, or not recorded.
+        call: The call, a collective or a transfer; None at a lock or a store, or where the call is
+            not recorded.
         awaited: Ranks that have not posted the call, or its other half, or are in an earlier one.
         threads: Which threads of these may come to it; any of a rank that is left out.
         is_any: Whether any of these ranks suffices, as for a receive from any source.
@@ -138,14 +139,8 @@ class WaitGraph:
 
         They wait for nobody, or for each other alone.
         """
-        reached = self.reached(ranks)
-        cycle_of = _cycles({rank: self.awaited_by(rank) for rank in reached})
-        led = {
-            cycle_of[rank]
-            for rank in reached
-            if any(cycle_of[one] != cycle_of[rank] for one in self.awaited_by(rank))
-        }
-        return frozenset(rank for rank in reached if cycle_of[rank] not in led)
+        cycle_of, led = _led_on({rank: self.awaited_by(rank) for rank in self.reached(ranks)})
+        return frozenset(rank for rank, cycle in cycle_of.items() if cycle not in led)
 
     def calls_for(self, rank: int) -> list[tuple[int, Call]]:
         """Return who waits in which call for a rank, or for one at a lock that it holds."""
@@ -250,19 +245,11 @@ class WaitGraph:
 
         Of ranks that wait for each other, the lowest of these is not behind the rest.
         """
-        edges = {
-            rank: frozenset().union(*(wait.awaited for wait in waits))
-            for rank, waits in self.waiting.items()
-        }
-        cycle_of = _cycles(edges)
+        edges = {rank: self.awaited_by(rank) for rank in self.waiting}
+        cycle_of, led = _led_on(edges)
         lowest: dict[int, int] = {}
         for rank in ranks:
             lowest[cycle_of[rank]] = min(rank, lowest.get(cycle_of[rank], rank))
-        led = {
-            cycle_of[rank]
-            for rank, awaited in edges.items()
-            if any(cycle_of.get(one, cycle_of[rank]) != cycle_of[rank] for one in awaited)
-        }
         return frozenset(
             rank
             for rank in ranks
@@ -378,6 +365,17 @@ class WaitGraph:
                 for one in self._unfit_of.get(call.comm, ())
             )
         )
+
+
+def _led_on(edges: Mapping[int, Collection[int]]) -> tuple[dict[int, int], set[int]]:
+    """Return the cycle of each rank, see :func:`_cycles`, and the cycles that wait for others."""
+    cycle_of = _cycles(edges)
+    led = {
+        cycle_of[rank]
+        for rank, awaited in edges.items()
+        if any(cycle_of.get(one, cycle_of[rank]) != cycle_of[rank] for one in awaited)
+    }
+    return cycle_of, led
 
 
 def _cycles(edges: Mapping[int, Collection[int]]) -> dict[int, int]:

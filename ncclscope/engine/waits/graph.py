@@ -11,17 +11,18 @@ import numpy as np
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds
-from ncclscope.engine.processes.outside import lock_waits, store_waits
+from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
 from ncclscope.engine.repairs.queued import first_left_open, left_open_by
 from ncclscope.engine.sequences.align import Divergence
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.completion import PENDING
 from ncclscope.engine.waits.endings import ended_by_peers, failed, interrupted_after
+from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.open_transfers import OpenTransfer, open_transfers
 from ncclscope.engine.waits.transfers import Pair, fits, has_tags, pairs
 from ncclscope.engine.waits.waits import members_of
-from ncclscope.model import Call, Rank, State
+from ncclscope.model import Call, Rank, Run, State
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
@@ -58,7 +59,7 @@ def wait_graph(case: Case) -> WaitGraph:
         for one in case.divergences
         if _blocks(case, one)
     ]
-    at_locks = lock_waits(case)
+    at_locks = _lock_waits(case)
     elsewhere = {wait.rank for wait in at_locks}
     halves = {rank: own for rank, own in _halves(case, unseen).items() if rank not in elsewhere}
     heads = {rank: own for rank, own in case.waits.heads_by_thread.items() if rank not in elsewhere}
@@ -159,6 +160,44 @@ def _waits(
 def _from_any(case: Case) -> dict[int, OpenTransfer]:
     """Return the receives from any source in which ranks wait."""
     return {one.rank: one for one in open_transfers(case) if len(one.peers) > 1}
+
+
+def _lock_waits(case: Case) -> list[Wait]:
+    """Return the waits at file locks that ranks hold, none of which waits in a collective as well.
+
+    Where no call of any rank is recorded, also those of ranks whose stacks are in a call: they may
+    wait for each rank at a lock.
+    """
+    found = [
+        Wait(rank, None, frozenset(holders), at_lock=True)
+        for rank, holders in sorted(case.run.locks.items())
+        if case.run.by_rank.keys() >= {*holders} and rank not in case.waits.pending_calls
+    ]
+    snapshot = case.run.snapshot
+    if found and snapshot is not None and not case.waits.pending_calls:
+        at_locks = frozenset(wait.rank for wait in found)
+        found += [
+            Wait(rank, None, at_locks)
+            for rank, motion in sorted(read_motions(snapshot).items())
+            if motion.is_waiting and rank not in at_locks
+        ]
+    return found
+
+
+def store_waits(run: Run) -> list[Wait]:
+    """Return the waits at a store: at a barrier for all others, for a key for any that may set it.
+
+    Those that wait for the same key set it not.
+    """
+    noted = {rank.rank: doing(rank) for rank in run.ranks}
+    inside = {n: one for n, one in noted.items() if one is not None and one.name == STORE_WAIT}
+    found = []
+    for number, one in inside.items():
+        same = {rank for rank, other in inside.items() if other.what == one.what}
+        others = {*run.by_rank, *run.missing} - same
+        if others and (one.key or one.is_barrier):
+            found.append(Wait(number, None, frozenset(others), is_any=not one.is_barrier))
+    return found
 
 
 def waiting_in_calls(case: Case) -> frozenset[int]:

@@ -9,7 +9,9 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import WAITS, as_consequence
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.waits.graph import store_waits, wait_graph
+from ncclscope.engine.waits.noted import doing
 from ncclscope.model import Finding
+from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import sentence
 from ncclscope.wording.waits import Lock, Wait
 
@@ -24,8 +26,9 @@ def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     found = list(findings)
     if case.run.locks:
         found = _past_locks(wait_graph(case), findings)
+    at_store = {wait.rank for wait in store_waits(case.run)}
+    found = [_at_store(case, one) if at_store & {*one.diverging_ranks} else one for one in found]
     if any(one.role == "cause" and one.kind == "init_stalled" for one in found):
-        at_store = {wait.rank for wait in store_waits(case.run)}
         found = [
             as_consequence(one)
             if _is_absence(one) and at_store & {*(one.diverging_ranks or one.candidate_ranks)}
@@ -33,6 +36,23 @@ def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
             for one in found
         ]
     return found
+
+
+def _at_store(case: Case, finding: Finding) -> Finding:
+    """Return a finding that names ranks at a store, as open among those that may set the key."""
+    ranks = finding.diverging_ranks
+    if finding.role != "cause" or not _is_absence(finding):
+        return finding
+    either = frozenset(ranks).union(*wait_graph(case).cheapest)
+    if either == {*ranks}:
+        return finding
+    noted = [(rank, doing(case.run.by_rank[rank])) for rank in ranks if rank in case.run.by_rank]
+    lines = [f"rank {rank} {one.clause}" for rank, one in noted if one is not None]
+    return replace(
+        finding.with_clause(f"; {'; '.join(lines)}").undecided(sorted(either)),
+        evidence=(*finding.evidence, *lines),
+        inferred=(str(Doubt.WHICH_IS_WRONG),),
+    )
 
 
 def _past_locks(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:

@@ -96,3 +96,21 @@ def test_who_receives_from_a_rank_at_a_store_follows_from_the_wait_there(
     _at_store(cluster, 0, 1)
 
     assert _named(cluster) == [("init_stalled", (2, 3))]
+
+
+def test_a_rank_at_a_store_is_no_more_to_blame_than_who_may_set_the_key(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 1 alone is in no call, and all others wait for it; rank 3 did not set its key."""
+    cluster = cluster_of(4)
+    for _ in range(4):
+        cluster.post(cluster.everybody, "world")
+        cluster.post([1], "world", "send", peer=0)
+        cluster.post([0], "world", "recv", peer=1)
+    cluster.post(cluster.everybody, "world")
+    cluster.post([0], "world", "recv", peer=1, done=False)
+    cluster.post([2, 3], "world", done=False)
+    assert (("not_joined", (1,))) in _named(cluster)
+    _at_store(cluster, 1)
+
+    assert {ranks for _, ranks in _named(cluster)} == {(0, 1, 2, 3)}

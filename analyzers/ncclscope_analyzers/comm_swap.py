@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ncclscope.engine.case import Case
 from ncclscope.engine.mismatch import PARAMETERS
 from ncclscope.engine.sequences.swaps import Swap
-from ncclscope.model import Finding
+from ncclscope.model import Blame, Finding
 from ncclscope.wording.differences import Differ
 from ncclscope.wording.names import plural, rank_text, site_text
 from ncclscope.wording.skips import Elsewhere
@@ -38,10 +38,11 @@ class CommSwap:
                 ),
                 comm=swap.comm,
                 seq=swap.seq,
-                diverging_ranks=(swap.rank,),
+                blame=Blame.on(
+                    (swap.rank,), swap.confidence or ("certain" if certain else "likely")
+                ),
                 odd=swap.odd_call,
                 peers=swap.peer_call,
-                confidence=swap.confidence or ("certain" if certain else "likely"),
                 role="cause",
                 hangs=True if source is None else None,
                 evidence=tuple(self._evidence(swap)),

@@ -21,7 +21,7 @@ from ncclscope.engine.waits.endings import (
 )
 from ncclscope.engine.waits.minority import take_sides
 from ncclscope.engine.waits.waits import PendingCall
-from ncclscope.model import Call, Communicator, Fact, Finding, Rank
+from ncclscope.model import Blame, Call, Communicator, Fact, Finding, Rank
 from ncclscope.wording.ends import Dead, End, Ending
 from ncclscope.wording.names import call_on, made_text, rank_text
 from ncclscope.wording.not_joined import Join
@@ -219,10 +219,9 @@ class DeadRank:
                 ),
                 comm=comm,
                 seq=call.seq,
-                diverging_ranks=tuple(past),
+                blame=Blame.on(past),
                 odd=case.run.by_rank[past[0]].last_call(),
                 peers=call,
-                confidence="likely",
                 role="cause",
                 evidence=(
                     _posted_by_all(comm, call, past),
@@ -263,10 +262,9 @@ class DeadRank:
             ),
             comm=comm,
             seq=call.seq,
-            diverging_ranks=(number,),
+            blame=Blame.on((number,)),
             odd=call,
             peers=case.waits.heads[living[0]],
-            confidence="likely",
             role="cause",
             evidence=(_posted_by_all(comm, call, past), Fact.of_end(number, how)),
             inferred=(Dead.STUCK_PROCESS.of(),),
@@ -341,11 +339,11 @@ class DeadRank:
             else (Dead.NO_DUMPS if undumped else Dead.NO_RECORDS).of(lost, wait),
             comm=pending.comm,
             seq=pending.call.seq,
-            diverging_ranks=(number,) if alone else (),
-            candidate_ranks=() if alone else tuple(sorted(candidates)),
+            blame=Blame.on((number,), "likely" if likely else "certain")
+            if alone
+            else Blame.among(sorted(candidates)),
             odd=last,
             peers=pending.call,
-            confidence="ambiguous" if not alone else "likely" if likely else "certain",
             role="consequence" if consequence else "cause",
             evidence=tuple(evidence),
             inferred=tuple(inferred),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
-from ncclscope.model import Finding
+from ncclscope.model import Blame, Finding
 from ncclscope.wording.names import plural
 from ncclscope.wording.skips import Skip
 
@@ -26,11 +26,9 @@ class GroupOrder:
                 ),
                 comm=swap.comm,
                 seq=swap.seq,
-                diverging_ranks=swap.odd,
-                candidate_ranks=() if swap.odd else swap.ranks,
+                blame=Blame.on(swap.odd, "certain") if swap.odd else Blame.among(swap.ranks),
                 odd=odd,
                 peers=peers,
-                confidence="certain" if swap.odd else "ambiguous",
                 role="latent",
                 evidence=(Skip.ONE_GROUP.of(swap),),
                 extent=swap.length,

@@ -21,7 +21,7 @@ from ncclscope.engine.waits.noted import (
     timeout_text,
 )
 from ncclscope.engine.waits.noted import doing as doing_now
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Blame, Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import plural, sentence, who_text
@@ -124,9 +124,7 @@ class InitStalled:
             yield Finding(
                 kind=self.name,
                 summary=f"{sentence(found.text)}: {'; '.join(where[:_SHOWN])}.",
-                diverging_ranks=() if found.is_tie else found.few,
-                candidate_ranks=found.few if found.is_tie else (),
-                confidence="ambiguous" if found.is_tie else "likely",
+                blame=Blame.among(found.few) if found.is_tie else Blame.on(found.few),
                 role="cause",
                 evidence=(
                     Startup.RECORDED.of(found.text),
@@ -274,9 +272,7 @@ class InitStalled:
         return Finding(
             kind="dead_rank" if blames and len(ended) == len(absent) else self.name,
             summary=summary,
-            diverging_ranks=tuple(absent) if blames else (),
-            candidate_ranks=() if blames else tuple(absent) or tuple(range(run.expected)),
-            confidence="likely" if blames else "ambiguous",
+            blame=Blame.on(absent) if blames else Blame.among(absent or range(run.expected)),
             role="cause",
             evidence=tuple(dict.fromkeys(evidence)),
             inferred=tuple(inferred),

@@ -36,7 +36,7 @@ from ncclscope.engine.waits.queues import unread_blocks
 from ncclscope.engine.waits.transfers import stuck_transfers
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
-from ncclscope.model import Fact, Finding, Rank
+from ncclscope.model import Blame, Fact, Finding, Rank
 from ncclscope.model.activities import INIT
 from ncclscope.wording.names import call_on, sentence, site_text, who_text
 from ncclscope.wording.not_joined import Join, Was, last_call
@@ -103,9 +103,7 @@ class NotJoined:
         yield Finding(
             kind=self.name,
             summary=f"{sentence('; '.join(one.text for one in found[:_SHOWN]))}.",
-            diverging_ranks=ranks if few else (),
-            candidate_ranks=() if few else ranks,
-            confidence="likely" if few else "ambiguous",
+            blame=Blame.on(ranks) if few else Blame.among(ranks),
             role="cause",
             evidence=tuple(one.text for one in found),
         )
@@ -183,10 +181,8 @@ class NotJoined:
             ),
             comm=pending.comm,
             seq=pending.call.seq,
-            diverging_ranks=() if in_init else few,
-            candidate_ranks=many if in_init else (),
+            blame=Blame.among(many) if in_init else Blame.on(few),
             odd=pending.call,
-            confidence="ambiguous" if in_init else "likely",
             role="cause",
             evidence=tuple(evidence),
             awaited=key_of(wait.activity) if wait is not None else "",
@@ -260,12 +256,12 @@ class NotJoined:
             ),
             comm=pending.comm,
             seq=pending.call.seq,
-            diverging_ranks=tuple(numbers),
+            blame=Blame.on(
+                numbers,
+                "likely" if case.timeless or reasons or any(map(may_come, ranks)) else "certain",
+            ),
             odd=last,
             peers=pending.call,
-            confidence=(
-                "likely" if case.timeless or reasons or any(map(may_come, ranks)) else "certain"
-            ),
             role="cause",
             evidence=tuple(evidence),
             inferred=tuple(inferred),
@@ -373,9 +369,8 @@ class NotJoined:
                 summary=Join.NEVER_BY.of(waiting, call_on(pending.comm, pending.call), absent),
                 comm=pending.comm,
                 seq=pending.call.seq,
-                diverging_ranks=absent,
+                blame=Blame.on(absent, "certain"),
                 peers=pending.call,
-                confidence="certain",
                 role="consequence",
             )
 

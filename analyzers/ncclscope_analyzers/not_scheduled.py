@@ -8,7 +8,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.services.requests import unscheduled
 from ncclscope.engine.services.steps import stepping
 from ncclscope.engine.transfers.engines import Engines
-from ncclscope.model import Finding
+from ncclscope.model import Blame, Finding
 from ncclscope.wording.names import plural
 from ncclscope.wording.notes import Requests
 
@@ -38,7 +38,7 @@ class NotScheduled:
                         plural(one.requests, "request"),
                         Requests.COUNTED.of(one.counts) if one.counts else "",
                     ),
-                    confidence="likely",
+                    blame=Blame.on(()),
                     role="cause",
                     evidence=(Requests.COUNTS.of(one.counts),) if one.counts else (),
                     inferred=(str(Requests.NO_RANK),),
@@ -54,7 +54,7 @@ class NotScheduled:
                 yield Finding(
                     kind=self.name,
                     summary=Requests.STEPS.of(one.pid, gap),
-                    confidence="likely",
+                    blame=Blame.on(()),
                     role="cause",
                     evidence=(Requests.SLEPT.of(one.without_tokens, one.samples),),
                     inferred=(str(Requests.NO_RANK),),

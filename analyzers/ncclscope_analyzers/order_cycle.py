@@ -12,7 +12,7 @@ from ncclscope.engine.waits.launches import contention
 from ncclscope.engine.waits.minority import is_stray, waiting_in
 from ncclscope.engine.waits.posting_order import PostingOrder
 from ncclscope.engine.waits.waits import PendingCall
-from ncclscope.model import Call, Fact, Finding, Rank
+from ncclscope.model import Blame, Call, Fact, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS
 from ncclscope.model.threads import are_ordered, is_one_thread
 from ncclscope.wording.cycles import Cycle
@@ -55,7 +55,7 @@ class OrderCycle:
         if not posted and not _both_posted(case, cycle, here, there):
             finding = self._never_joined(case, cycle, diverging, here, there)
             if listed is not None:
-                finding = replace(finding, confidence="likely", inferred=against)
+                finding = replace(finding.doubted(), inferred=against)
             if diverging is not None and new and not creates:
                 finding = replace(finding, inferred=(Cycle.NEW_CALLS.of(), *finding.inferred))
             yield finding
@@ -66,17 +66,14 @@ class OrderCycle:
             summary=summary,
             comm=there.comm,
             seq=there.call.seq,
-            diverging_ranks=() if diverging is None else (diverging,),
-            candidate_ranks=_in_these_calls(case, cycle) if diverging is None else (),
+            blame=_blame(
+                case,
+                cycle,
+                diverging,
+                is_sure=not (case.timeless or posted or part is not None or new),
+            ),
             odd=here.call,
             peers=there.call,
-            confidence=(
-                "ambiguous"
-                if diverging is None
-                else "likely"
-                if case.timeless or posted or part is not None or new
-                else "certain"
-            ),
             role="cause",
             evidence=(*against, *_sites(case, here, there), *launches)
             if posted
@@ -126,11 +123,9 @@ class OrderCycle:
             summary=summary,
             comm=there.comm,
             seq=there.call.seq,
-            diverging_ranks=() if diverging is None else (diverging,),
-            candidate_ranks=_in_these_calls(case, cycle) if diverging is None else (),
+            blame=_blame(case, cycle, diverging, is_sure=sure),
             odd=here.call,
             peers=there.call,
-            confidence="ambiguous" if not named else "certain" if sure else "likely",
             role="cause",
             evidence=tuple(self._chain(cycle, case.waits.pending_calls)),
             inferred=(
@@ -308,3 +303,10 @@ def _past_of(rank: Rank, here: PendingCall, due: PendingCall) -> list[tuple[str,
 def _newest(rank: Rank, key: str) -> Iterable[Call]:
     log = rank.logs.get(key)
     return () if log is None else log.span(max(log.first, log.calls - PAST), log.calls + 1)
+
+
+def _blame(case: Case, cycle: Sequence[int], diverging: int | None, *, is_sure: bool) -> Blame:
+    """Return the blame of a cycle: on the diverging rank if it is known."""
+    if diverging is None:
+        return Blame.among(_in_these_calls(case, cycle))
+    return Blame.on((diverging,), "certain" if is_sure else "likely")

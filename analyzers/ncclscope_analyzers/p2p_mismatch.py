@@ -21,7 +21,7 @@ from ncclscope.engine.waits.transfers import (
     stuck_transfers,
     waiting_cycle,
 )
-from ncclscope.model import Call, Communicator, Fact, Finding, State
+from ncclscope.model import Blame, Call, Communicator, Fact, Finding, State
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import precedes
@@ -131,10 +131,9 @@ class P2pMismatch:
             comm=case.run.communicators[left.expected.comm],
             # Transfers and the calls of several communicators have no common number.
             seq=None,
-            diverging_ranks=(left.rank,),
+            blame=Blame.on((left.rank,)),
             odd=left.posted,
             peers=left.expected,
-            confidence="likely",
             role="cause",
             evidence=(
                 line,
@@ -155,7 +154,7 @@ class P2pMismatch:
         return replace(
             finding,
             summary=(Unpaired.MIXED_CYCLE if mixed else Unpaired.CYCLE).of(ranks, finding.summary),
-            candidate_ranks=ranks,
+            blame=Blame.among(ranks),
             evidence=evidence,
             inferred=(Doubt.WHICH_IS_WRONG.of(),),
         )
@@ -180,10 +179,9 @@ class P2pMismatch:
             comm=first.pair.comm,
             # Transfers are not collectives, and are numbered separately.
             seq=None,
-            diverging_ranks=(diverging,),
+            blame=Blame.on((diverging,)),
             odd=None if stuck is None else stuck.call,
             peers=first.call,
-            confidence="likely",
             role="cause",
             evidence=(
                 *map(_stuck_line, (*own, *((stuck,) if stuck else ()))),
@@ -234,9 +232,8 @@ class P2pMismatch:
             ),
             comm=pair.comm,
             seq=call.seq,
-            candidate_ranks=tuple(sorted({rank, peer, *unseen})),
+            blame=Blame.among(sorted({rank, peer, *unseen})),
             odd=call,
-            confidence="ambiguous",
             role=role,
             evidence=tuple(evidence),
             inferred=((Doubt.WHICH_IS_WRONG if unseen else Unpaired.OPEN_PAIR).of(),),
@@ -272,10 +269,9 @@ class P2pMismatch:
             comm=first.pair.comm,
             # Transfers are not collectives, and are numbered separately.
             seq=None,
-            diverging_ranks=(diverging,),
+            blame=Blame.on((diverging,)),
             odd=first.call,
             peers=own[1].call if len(own) > 1 else None,
-            confidence="likely",
             role="cause",
             evidence=(*map(_stuck_line, own), *unread),
             inferred=(Unpaired.DIVERGED.of(diverging, why),),
@@ -302,10 +298,9 @@ class P2pMismatch:
             ),
             comm=comm,
             seq=sent.seq,
-            candidate_ranks=tuple(sorted(pair)),
+            blame=Blame.among(sorted(pair)),
             odd=sent,
             peers=received,
-            confidence="ambiguous",
             role="cause",
             evidence=(
                 Unpaired.MATCH.of(number - 1, pair[0], pair[1])

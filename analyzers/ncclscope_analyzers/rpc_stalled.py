@@ -25,7 +25,7 @@ from ncclscope.engine.services.unresponsive import (
 )
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import doing, lasting
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Blame, Finding, Rank
 from ncclscope.model.activities import INPUT, RAISED, REQUESTS
 from ncclscope.untrusted import printable
 from ncclscope.wording.names import plural, process_text, rank_text, sentence, who_text
@@ -86,10 +86,8 @@ def _finding(case: Case, one: Unanswered) -> Finding:
     return Finding(
         kind=LATE if one.is_late else RpcStalled.name,
         summary=summary,
-        diverging_ranks=ranks if is_known else (),
-        candidate_ranks=() if is_known else ranks,
+        blame=Blame.on(ranks) if is_known else Blame.among(ranks),
         odd=first.last_call() if is_known else None,
-        confidence="likely" if is_known else "ambiguous",
         role="cause",
         analyzer=RpcStalled.name,
         evidence=(
@@ -125,10 +123,8 @@ def _apart(case: Case, one: Apart) -> Finding:
             waits=one.waiting,
             did=Rpc.RESTS.of(one.absent) if all(map(_rests, one.absent)) else "",
         ),
-        diverging_ranks=tuple(sorted(few)) if is_known else (),
-        candidate_ranks=() if is_known else tuple(sorted(all_of)),
+        blame=Blame.on(sorted(few)) if is_known else Blame.among(sorted(all_of)),
         peers=one.call,
-        confidence="likely" if is_known else "ambiguous",
         role="cause",
         analyzer=RpcStalled.name,
         evidence=tuple(
@@ -184,8 +180,7 @@ def _dead(summary: str, ranks: tuple[int, ...] = (), evidence: tuple[str, ...] =
     return Finding(
         kind="dead_rank",
         summary=summary,
-        diverging_ranks=ranks,
-        confidence="likely",
+        blame=Blame.on(ranks),
         role="cause",
         analyzer=RpcStalled.name,
         evidence=evidence,
@@ -251,8 +246,7 @@ def _on_processes(found: Sequence[Unresponsive], summary: str) -> Finding:
     return Finding(
         kind=RpcStalled.name,
         summary=summary,
-        diverging_ranks=tuple(one.process.rank for one in found if one.process.rank >= 0),
-        confidence="likely",
+        blame=Blame.on(one.process.rank for one in found if one.process.rank >= 0),
         role="cause",
         analyzer=RpcStalled.name,
         evidence=tuple(Rpc.CONT.of(one.process.pid) for one in found if one.how is Unheard.STOPPED),

@@ -7,7 +7,7 @@ from math import prod
 
 from ncclscope.engine.case import Case, may_hold
 from ncclscope.engine.mismatch import ParameterMismatch
-from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model import Blame, Call, Communicator, Finding
 from ncclscope.model.log import CallLog
 from ncclscope.wording.mismatches import Unlike
 from ncclscope.wording.names import shape_text, site_text, who_text
@@ -62,10 +62,9 @@ class SizeMismatch(ParameterMismatch):
             ),
             comm=comm,
             seq=seq,
-            diverging_ranks=ranks,
+            blame=Blame.on(ranks, "certain"),
             odd=call,
             peers=next(peers, None),
-            confidence="certain",
             role="cause",
             evidence=(Unlike.PASSED.of(ranks=ranks, call=call, shape=shape, site=site_text(call)),),
             extent=1,

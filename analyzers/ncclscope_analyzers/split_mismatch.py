@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ncclscope.engine.case import Case, may_hold
 from ncclscope.engine.mismatch import ParameterMismatch
-from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model import Blame, Call, Communicator, Finding
 from ncclscope.model.log import CallLog
 from ncclscope.wording.mismatches import Unlike
 from ncclscope.wording.names import rank_text, site_text
@@ -102,9 +102,8 @@ class SplitMismatch(ParameterMismatch):
             ),
             comm=comm,
             seq=call.seq,
-            diverging_ranks=(rank,),
+            blame=Blame.on((rank,), "certain"),
             odd=call,
-            confidence="certain",
             role="cause",
             extent=1,
             evidence=(Unlike.SIZES.of(rank, call, sizes, site_text(call)),),
@@ -144,11 +143,9 @@ class SplitMismatch(ParameterMismatch):
             ),
             comm=comm,
             seq=seq,
-            diverging_ranks=tuple(named) if alone else (),
-            candidate_ranks=() if alone else tuple(named),
+            blame=Blame.on(named, "certain") if alone else Blame.among(named),
             odd=calls[alone[0] if alone else sender],
             peers=calls[peer if alone else receiver],
-            confidence="certain" if alone else "ambiguous",
             role="cause",
             extent=1,
             evidence=tuple(edges),

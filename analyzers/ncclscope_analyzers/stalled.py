@@ -13,7 +13,7 @@ from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.repairs.queued import Enqueued, up_to
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
-from ncclscope.model import Call, Communicator, Finding, Rank, State
+from ncclscope.model import Blame, Call, Communicator, Finding, Rank, State
 from ncclscope.wording.names import call_there, plural
 from ncclscope.wording.stacks import starved_text
 from ncclscope.wording.stalls import Stall
@@ -73,7 +73,7 @@ class Stalled:
             few = 2 * len(inside) < len(comm.ranks)
             yield replace(
                 self._finding(case, comm, call, "", ""),
-                candidate_ranks=inside if few else comm.ranks,
+                blame=Blame.among(inside if few else comm.ranks, "likely"),
                 summary=Stall.SOME_COMPLETED.of(
                     comm=comm,
                     call=call,
@@ -124,8 +124,7 @@ class Stalled:
             kind=self.name,
             summary=Stall.SPIN.of(seconds, comm or Stall.SOME_COMM),
             comm=comm,
-            candidate_ranks=ranks,
-            confidence="likely",
+            blame=Blame.among(ranks, "likely"),
             role="cause",
             evidence=(Stall.AS_MANY.of(ranks, seconds),),
             inferred=(Stall.BY_LOAD.of(), Stall.REASON.of()),
@@ -146,9 +145,8 @@ class Stalled:
             summary=Stall.NONE_COMPLETED.of(comm=comm, call=call, time=time, agreement=agreement),
             comm=comm,
             seq=call.seq,
-            candidate_ranks=comm.ranks,
+            blame=Blame.among(comm.ranks, "likely"),
             peers=call,
-            confidence="likely",
             role="cause",
             evidence=(
                 Stall.POSTED.of(comm=comm, call=call, how=Stall.NONE),
@@ -199,9 +197,8 @@ class Stalled:
             ),
             comm=comm,
             seq=half.call.seq,
-            candidate_ranks=pair,
+            blame=Blame.among(pair, "likely"),
             peers=half.call,
-            confidence="likely",
             role="cause",
             evidence=(
                 Stall.HALVES.of(half.number, half.rank, half.other),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.transfers.engines import Engines, Joined
 from ncclscope.engine.transfers.reasons import Reason, Thresholds, find_reason
-from ncclscope.model import Finding
+from ncclscope.model import Blame, Finding
 from ncclscope.wording.stalls import end_state, request
 
 _CONFIDENCE = ("certain", "likely", "ambiguous")
@@ -59,8 +59,7 @@ def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -
     return Finding(
         kind="transfer_stalled",
         summary=request(end, name, others, since, reason.missing, over=over, latent=latent),
-        diverging_ranks=singled,
-        confidence=reason.confidence,
+        blame=Blame.on(singled, reason.confidence),
         role=reason.role,
         evidence=(*_facts(engines, one), *reason.evidence),
         inferred=reason.next,

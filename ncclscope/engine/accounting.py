@@ -21,7 +21,7 @@ from ncclscope.engine.sequences.streams import Repeated, repeated
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
-from ncclscope.model import Call, Finding, State
+from ncclscope.model import Blame, Call, Finding, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import plural, rank_text
@@ -121,7 +121,9 @@ def _joined(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         assert one.comm is not None
         found[place] = replace(
             first.with_note(Doubt.DID_THE_SAME.of(one.diverging_ranks, one.comm)),
-            diverging_ranks=tuple(sorted({*first.diverging_ranks, *one.diverging_ranks})),
+            blame=Blame.on(
+                sorted({*first.diverging_ranks, *one.diverging_ranks}), first.confidence
+            ),
             evidence=(*first.evidence, *one.evidence),
         )
         if _exchange(case, first.diverging_ranks, one.diverging_ranks):
@@ -268,7 +270,7 @@ def _by_stream(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         odd_is="call",
         peers=instead,
         extent=found.calls,
-        confidence="likely",
+        blame=Blame.on(finding.diverging_ranks),
         hangs=True,
         inferred=(*finding.inferred, str(Doubt.SAME_BEFORE)),
     )
@@ -366,8 +368,7 @@ def _either(case: Case, graph: WaitGraph, ranks: tuple[int, ...]) -> Finding:
         summary=Wait.EACH_OTHER.of("; ".join(lines[:_SHOWN])),
         comm=comm,
         seq=None,
-        candidate_ranks=ranks,
-        confidence="ambiguous",
+        blame=Blame.among(ranks),
         role="cause",
         analyzer="accounting",
         evidence=lines,
@@ -421,8 +422,7 @@ def _promoted(
     for one in findings:
         those = {*(one.diverging_ranks or (one.candidate_ranks if candidates else ()))}
         if one.kind in _LATE and one.role == "consequence" and those and those <= {*ranks} - named:
-            sure = "likely" if one.confidence == "certain" else one.confidence
-            one, named = replace(one, role="cause", confidence=sure), named | those
+            one, named = replace(one.doubted(), role="cause"), named | those
         found.append(one)
     return found
 
@@ -477,7 +477,7 @@ def _among(finding: Finding, kept: frozenset[int]) -> Finding:
     victims = [rank for rank in finding.diverging_ranks if rank not in kept]
     return replace(
         finding.with_note(Wait.VICTIMS.of(victims=victims, ranks=ranks)),
-        diverging_ranks=ranks,
+        blame=Blame.on(ranks, finding.confidence),
     )
 
 
@@ -561,9 +561,8 @@ def _proved(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> list[F
     lines += [Doubt.STILL_WAIT.of(proof.held)] if proof.held else []
     return [
         replace(
-            one,
+            one if sure else one.doubted(),
             proof=proof.to_dict(one.kind),
-            confidence="likely" if one.confidence == "certain" and not sure else one.confidence,
             inferred=(*one.inferred, *lines),
         )
         if one.role == "cause" and not one.survived
@@ -602,11 +601,10 @@ def _at_an_end(case: Case, graph: WaitGraph, number: int) -> Finding:
         ),
         comm=comm,
         seq=None,
-        diverging_ranks=(number,),
+        blame=Blame.on((number,)),
         odd=last,
         odd_is="last_call",
         peers=first,
-        confidence="likely",
         role="cause",
         analyzer="accounting",
         evidence=tuple(Wait.OPEN.of(one, call) for one, call in waiting),

@@ -42,7 +42,7 @@ from ncclscope.engine.waits.unrecorded import (
     lost_connections,
     waiting_unrecorded,
 )
-from ncclscope.model import Call, Finding, State
+from ncclscope.model import Blame, Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
 from ncclscope.model.metadata import DAMAGED, UNCHECKED
 from ncclscope.wording.doubts import Doubt
@@ -306,9 +306,7 @@ def _from_counts(case: Case) -> Iterable[Finding]:
     yield Finding(
         kind=found.kind,
         summary=Doubt.COUNTS.of(found.says),
-        diverging_ranks=ranks,
-        candidate_ranks=() if ranks else everybody,
-        confidence="likely" if ranks else "ambiguous",
+        blame=Blame.on(ranks) if ranks else Blame.among(everybody),
         role="cause",
         analyzer=ANALYZER,
         evidence=(f"ras: {found.says}",),

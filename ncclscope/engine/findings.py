@@ -7,7 +7,7 @@ from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.sequences.elsewhere import may_be_elsewhere
 from ncclscope.engine.sequences.survived import AssumedCall
-from ncclscope.model import Call, Fact, Finding
+from ncclscope.model import Blame, Call, Fact, Finding
 from ncclscope.wording.differences import Differ
 from ncclscope.wording.names import plural
 
@@ -118,11 +118,9 @@ def from_difference(
         seq=difference.seq,
         seqs=difference.seqs,
         round=_round(case, difference),
-        diverging_ranks=difference.odd,
-        candidate_ranks=() if decided else difference.peers,
+        blame=Blame.on(difference.odd, confidence) if decided else Blame.among(difference.peers),
         odd=difference.odd_call,
         peers=difference.peer_call,
-        confidence=confidence,
         role=role,
         evidence=tuple(facts),
         inferred=tuple(thoughts),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.model import Finding
+from ncclscope.model import Blame, Finding
 from ncclscope.wording.ends import End, Ends
 from ncclscope.wording.names import numbered
 from ncclscope.wording.waits import Wait
@@ -40,8 +40,7 @@ def _joined(case: Case, group: Sequence[Finding]) -> Finding:
     return replace(
         first,
         summary=Ends.TOGETHER.of(ranks=ranks, how=how, wait=wait_text(first, waiting, "them")),
-        diverging_ranks=ranks,
-        confidence=min((one.confidence for one in group), key=_DOUBTS.index),
+        blame=Blame.on(ranks, min((one.confidence for one in group), key=_DOUBTS.index)),
         evidence=tuple(dict.fromkeys(line for one in group for line in one.evidence)),
         inferred=tuple(dict.fromkeys(line for one in group for line in one.inferred)),
     )

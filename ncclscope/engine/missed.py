@@ -8,7 +8,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.waits.endings import status_of
 from ncclscope.engine.waits.engine_steps import dead_workers
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Blame, Finding, Rank
 from ncclscope.wording.ends import End, Ending, Ends
 from ncclscope.wording.names import rank_text, who_text
 
@@ -26,9 +26,8 @@ def missed_by_launchers(case: Case, analyzer: str) -> Iterable[Finding]:
     yield Finding(
         kind=_KIND,
         summary=Ends.SEEN_BY_LAUNCHER.of(who=who, how=how, ranks=found),
-        diverging_ranks=tuple(found),
+        blame=Blame.on(tuple(found), "certain"),
         odd=case.run.by_rank[next(iter(found))].last_call(),
-        confidence="certain",
         role="cause",
         analyzer=analyzer,
         evidence=tuple(
@@ -67,9 +66,8 @@ def missed_by_peers(case: Case, analyzer: str) -> Iterable[Finding]:
             left=[rank.rank for rank in left],
             seconds=min(known),
         ),
-        diverging_ranks=tuple(rank.rank for rank in gone),
+        blame=Blame.on(rank.rank for rank in gone),
         odd=gone[0].last_call(),
-        confidence="likely",
         role="latent",
         analyzer=analyzer,
         evidence=tuple(f"rank {rank.rank}: {Ending(End.GONE)}" for rank in gone[:_SHOWN]),
@@ -86,9 +84,8 @@ def missed_by_engines(case: Case, analyzer: str) -> Iterable[Finding]:
         yield Finding(
             kind=_KIND,
             summary=Ends.SEEN_BY_ENGINE.of(rank_text(case.run, rank.rank)),
-            diverging_ranks=(rank.rank,),
+            blame=Blame.on((rank.rank,), "certain"),
             odd=rank.last_call(),
-            confidence="certain",
             role="cause",
             analyzer=analyzer,
             evidence=(seen,),

@@ -61,7 +61,7 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     blamed = finding.diverging_ranks
     alone = finding.kind == "extra_call" and 2 * (len(blamed) + len(lost)) < len(comm.ranks)
     if blamed and not {*blamed} & {*lost} and (alone or finding.kind == "dead_rank"):
-        return replace(finding.with_note(unknown), confidence="likely")
+        return finding.with_note(unknown).doubted()
     waiting = [
         n for n, pending in sorted(case.waits.pending_calls.items()) if pending.comm.key == comm.key
     ]

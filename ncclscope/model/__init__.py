@@ -13,7 +13,7 @@ from ncclscope.model.call import (
     State,
     Step,
 )
-from ncclscope.model.finding import Claim, Fact, Finding
+from ncclscope.model.finding import Blame, Claim, Fact, Finding
 from ncclscope.model.log import CallLog
 from ncclscope.model.run import Rank, Run
 from ncclscope.model.transfer import Transfer
@@ -21,6 +21,7 @@ from ncclscope.model.transfer import Transfer
 __all__ = [
     "CREATION_SUFFIX",
     "Activity",
+    "Blame",
     "Call",
     "CallLog",
     "Claim",

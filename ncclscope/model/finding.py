@@ -46,6 +46,31 @@ class Fact(str):
         return cls(f"rank {rank}: {how}", rank)
 
 
+@dataclass(frozen=True)
+class Blame:
+    """Whom a claim names, and how surely: made by :meth:`on` and :meth:`among` alone.
+
+    Attributes:
+        ranks: Global ranks that the evidence identifies as diverging.
+        candidates: Without such: the ranks of which some may have diverged.
+        confidence: ``certain``, ``likely`` or ``ambiguous``.
+    """
+
+    ranks: tuple[int, ...]
+    candidates: tuple[int, ...]
+    confidence: str
+
+    @classmethod
+    def on(cls, ranks: Iterable[int], confidence: str = "likely") -> Blame:
+        """Name ranks as diverging; none where what happened is nobody's doing."""
+        return cls(tuple(ranks), (), confidence)
+
+    @classmethod
+    def among(cls, candidates: Iterable[int], confidence: str = "ambiguous") -> Blame:
+        """Name nobody: some of these ranks may have diverged."""
+        return cls((), tuple(candidates), confidence)
+
+
 _Claim = TypeVar("_Claim", bound="Claim")
 
 
@@ -56,12 +81,37 @@ class Claim:
     Attributes:
         kind: Kind of the finding, such as ``op_mismatch``; docs/json.md lists them.
         summary: The claim in one or two sentences, and all that was added to them.
+        blame: Whom it names, and how surely.
         notes: What was added.
     """
 
     kind: str
     summary: str
+    blame: Blame = field(kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def diverging_ranks(self) -> tuple[int, ...]:
+        """Global ranks that the evidence identifies as diverging."""
+        return self.blame.ranks
+
+    @property
+    def candidate_ranks(self) -> tuple[int, ...]:
+        """Without diverging ranks: the ranks of which some may have diverged."""
+        return self.blame.candidates
+
+    @property
+    def confidence(self) -> str:
+        """How sure it is: ``certain``, ``likely`` or ``ambiguous``."""
+        return self.blame.confidence
+
+    def naming(self: _Claim, ranks: Iterable[int]) -> _Claim:
+        """Return the claim as a likely one that names these ranks."""
+        return replace(self, blame=Blame.on(ranks))
+
+    def undecided(self: _Claim, candidates: Iterable[int]) -> _Claim:
+        """Return the claim as one that names no rank: some of these may have diverged."""
+        return replace(self, blame=Blame.among(candidates))
 
     def with_note(self: _Claim, note: str) -> _Claim:
         """Return the claim with one more sentence."""
@@ -86,11 +136,8 @@ class Finding(Claim):
     Attributes:
         comm: The communicator; None where the finding concerns a process.
         seq: First differing call on that communicator.
-        diverging_ranks: Global ranks that the evidence identifies as diverging.
-        candidate_ranks: Without diverging ranks: the ranks of which some may have diverged.
         odd: The call of the diverging rank; None when it posted none there.
         peers: The call of the majority.
-        confidence: ``certain``, ``likely`` or ``ambiguous``.
         role: ``cause``, ``consequence`` or ``latent``.
         analyzer: Name of the analyzer; the engine enters it where the analyzer does not.
         evidence: Facts read off the records.
@@ -115,11 +162,8 @@ class Finding(Claim):
 
     comm: Communicator | None = None
     seq: int | None = None
-    diverging_ranks: tuple[int, ...] = ()
-    candidate_ranks: tuple[int, ...] = ()
     odd: Call | None = None
     peers: Call | None = None
-    confidence: str = field(kw_only=True)
     role: str = field(kw_only=True)
     analyzer: str = ""
     evidence: tuple[str, ...] = ()
@@ -137,20 +181,11 @@ class Finding(Claim):
     transfer: Mapping[str, Any] | None = None
     proof: Mapping[str, Any] | None = None
 
-    def naming(self, ranks: Iterable[int]) -> Finding:
-        """Return the finding as a likely one that names these ranks."""
-        return replace(self, diverging_ranks=tuple(ranks), candidate_ranks=(), confidence="likely")
-
     def doubted(self, *doubts: str) -> Finding:
         """Return the finding as at most a likely one, with what speaks against it."""
         limited = "likely" if self.confidence == "certain" else self.confidence
-        return replace(self, confidence=limited, inferred=(*self.inferred, *doubts))
-
-    def undecided(self, candidates: Iterable[int]) -> Finding:
-        """Return the finding as one that names no rank: some of these may have diverged."""
-        return replace(
-            self, diverging_ranks=(), candidate_ranks=tuple(candidates), confidence="ambiguous"
-        )
+        blame = replace(self.blame, confidence=limited)
+        return replace(self, blame=blame, inferred=(*self.inferred, *doubts))
 
     @property
     def facts(self) -> tuple[Fact, ...]:

@@ -52,7 +52,7 @@ def reserved(verdict: Verdict, silent: Mapping[str, str], stuck: Sequence[int]) 
         if verdict.status != "hung" or cause.confidence != "certain":
             return verdict
         # The rank was seen not to have joined; a rank that nobody sees may not have, either.
-        cause = replace(cause, confidence="likely", inferred=(*cause.inferred, unknown))
+        cause = cause.doubted(unknown)
         return replace(verdict, cause=cause, findings=(cause, *verdict.findings[1:]))
     findings = tuple(_softened(one, gone) for one in verdict.findings)
     if not stuck:
@@ -92,7 +92,7 @@ def outdated(verdict: Verdict, silent: Mapping[str, str], lost: Collection[int])
     if cause is None or not named or cause.confidence != "certain":
         return verdict
     since = f"{ranks_text(named)}: {_do_not_report(silent)}, so that this may have changed since"
-    cause = replace(cause, confidence="likely", inferred=(*cause.inferred, since))
+    cause = cause.doubted(since)
     return replace(verdict, cause=cause, findings=(cause, *verdict.findings[1:]))
 
 

@@ -139,6 +139,20 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     assert cycles == []
 
 
+def test_blame_is_made_in_one_place() -> None:
+    made = [
+        f"{name}:{node.lineno}"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id == "Blame")
+            or any(one.arg in ("diverging_ranks", "candidate_ranks") for one in node.keywords)
+        )
+    ]
+    assert made == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_rooms_have_room_and_files_one_subject(package: str) -> None:
     folders = [PACKAGES[package], *(p for p in PACKAGES[package].rglob("*") if p.is_dir())]

@@ -82,7 +82,7 @@ def parts(
 
 
 def named(found: Judgement) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return found.diverging, found.candidates
+    return found.diverging_ranks, found.candidate_ranks
 
 
 BARRIER, REDUCE = call("barrier", 30), call("all_reduce", 28)
@@ -304,7 +304,7 @@ def test_ranks_in_different_calls_of_a_group_of_their_own_wait_for_nobody_else()
 
     assert named(judge([reduce, away, *[reduce] * 4], TRIOS)) == ((1,), ())
     found = parts([reduce, away, *[reduce] * 3, gather], TRIOS)
-    assert [one.diverging for one in found] == [(1,), (5,)]
+    assert [one.diverging_ranks for one in found] == [(1,), (5,)]
     assert named(judge([reduce, away, gather, *[reduce] * 3], TRIOS)) == ((1,), ())
 
 
@@ -326,7 +326,7 @@ def test_ranks_in_a_call_of_all_wait_for_those_that_a_smaller_group_keeps() -> N
 
     assert named(judge([BARRIER, BARRIER, BARRIER, reduce, reduce, gather], TRIOS)) == ((5,), ())
     found = parts([BARRIER, elsewhere(31), BARRIER, reduce, reduce, gather], TRIOS)
-    assert [one.diverging for one in found] == [(1,), (5,)]
+    assert [one.diverging_ranks for one in found] == [(1,), (5,)]
 
 
 def test_works_of_no_known_group_may_be_what_a_rank_apart_keeps() -> None:

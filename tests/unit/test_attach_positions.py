@@ -56,7 +56,7 @@ def judge(*workers: Worker, gap: float = 12.0) -> Judgement | None:
 
 def named(found: Judgement | None) -> tuple[str, tuple[int, ...], str]:
     assert found is not None
-    return found.kind, found.diverging, found.role
+    return found.kind, found.diverging_ranks, found.role
 
 
 # --- what it waits for ------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_who_may_wait_for_a_message_is_not_blamed(place: Worker) -> None:
     found = judge(worker(0, REDUCE), worker(1, REDUCE), place, worker(3, REDUCE))
 
     assert found is not None
-    assert (found.diverging, found.candidates) == ((), (0, 1, 2, 3))
+    assert (found.diverging_ranks, found.candidate_ranks) == ((), (0, 1, 2, 3))
 
 
 def test_one_left_in_a_backward_is_named() -> None:
@@ -322,7 +322,7 @@ def test_all_in_a_new_group_hang_and_nobody_is_named() -> None:
 
     assert named(found) == ("init_stalled", (), "cause")
     assert found is not None
-    assert found.candidates == (0, 1, 2)
+    assert found.candidate_ranks == (0, 1, 2)
 
 
 def test_one_call_at_many_lines_names_nobody_and_another_call_its_rank() -> None:
@@ -331,9 +331,11 @@ def test_one_call_at_many_lines_names_nobody_and_another_call_its_rank() -> None
     half = judge(*ranks([*lines[:3], in_collective("all_reduce", 30)]))
 
     assert half is not None
-    assert (half.diverging, half.candidates) == ((), (0, 1, 2, 3)), "half are no majority"
+    assert (half.diverging_ranks, half.candidate_ranks) == ((), (0, 1, 2, 3)), (
+        "half are no majority"
+    )
     assert tie is not None
-    assert (tie.diverging, tie.candidates) == ((), (0, 1, 2, 3))
+    assert (tie.diverging_ranks, tie.candidate_ranks) == ((), (0, 1, 2, 3))
     assert named(odd) == ("op_mismatch", (4,), "cause")
 
 
@@ -344,7 +346,9 @@ def test_waits_at_two_lines_of_the_program_are_two_places() -> None:
     assert found is not None
     assert "Ranks 0 2 3 are in wait at train.py:12" in found.summary
     assert "rank 1 is in wait at train.py:15" in found.summary
-    assert (found.diverging, found.candidates) == ((), (0, 1, 2, 3)), "each may wait for any peer"
+    assert (found.diverging_ranks, found.candidate_ranks) == ((), (0, 1, 2, 3)), (
+        "each may wait for any peer"
+    )
 
 
 def test_waits_at_two_lines_of_a_library_are_one_place() -> None:
@@ -358,7 +362,7 @@ def test_a_pair_in_two_calls_is_a_tie() -> None:
     found = judge(*ranks([BACKWARD, REDUCE]))
 
     assert found is not None
-    assert (found.diverging, found.candidates) == ((), (0, 1))
+    assert (found.diverging_ranks, found.candidate_ranks) == ((), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +381,7 @@ def test_what_a_late_rank_explains_as_well_is_latent_until_it_has_lasted(
     short, long = judge(*ranks(places), gap=2.0), judge(*ranks(places), gap=10.0)
 
     assert short is not None
-    assert (short.role, short.diverging, short.is_open) == ("latent", (), True)
+    assert (short.role, short.diverging_ranks, short.is_open) == ("latent", (), True)
     assert long is not None
     assert (long.role, long.is_open) == ("cause", False)
     assert (short.seen_seconds, long.seen_seconds) == (2.0, 10.0)
@@ -426,7 +430,7 @@ def test_ranks_asleep_are_at_rest_and_ranks_that_all_wait_for_locks_are_not() ->
     assert rest is not None
     assert (rest.kind, rest.role, rest.is_open) == ("stalled", "latent", False)
     assert stuck is not None
-    assert (stuck.role, stuck.diverging, stuck.candidates) == ("cause", (), (0, 1, 2))
+    assert (stuck.role, stuck.diverging_ranks, stuck.candidate_ranks) == ("cause", (), (0, 1, 2))
 
 
 def test_of_a_job_that_has_mostly_ended_nobody_is_named() -> None:
@@ -434,7 +438,7 @@ def test_of_a_job_that_has_mostly_ended_nobody_is_named() -> None:
     found = judge(worker(0, REDUCE), *gone)
 
     assert found is not None
-    assert (found.diverging, found.candidates) == ((), (1, 2, 0))
+    assert (found.diverging_ranks, found.candidate_ranks) == ((), (1, 2, 0))
 
 
 def test_whatever_ranks_do_is_judged_and_a_majority_is_never_blamed() -> None:
@@ -457,10 +461,10 @@ def test_whatever_ranks_do_is_judged_and_a_majority_is_never_blamed() -> None:
         if found is None:
             continue
         assert found.confidence in ("likely", "ambiguous")
-        assert not (set(found.diverging) & set(found.candidates))
+        assert not (set(found.diverging_ranks) & set(found.candidate_ranks))
         states = {one.samples[-1].state for one in seen}
         if not states & set("TZ"):
-            assert 2 * len(found.diverging) <= len(seen), found
+            assert 2 * len(found.diverging_ranks) <= len(seen), found
 
 
 def test_a_rank_that_waits_for_a_key_of_its_waiting_peers_is_not_blamed() -> None:
@@ -470,4 +474,4 @@ def test_a_rank_that_waits_for_a_key_of_its_waiting_peers_is_not_blamed() -> Non
 
     assert named(found) == ("not_joined", (), "cause")
     assert found is not None
-    assert found.candidates == (0, 1, 2)
+    assert found.candidate_ranks == (0, 1, 2)

@@ -75,7 +75,7 @@ def test_the_verdict_on_a_compiling_rank_says_what_its_peers_wait_for() -> None:
     peers = [worker(rank, in_collective("all_reduce", 40)) for rank in range(3)]
     (found,) = judge_stacks(list(read_motions(snapshot([*peers, busy], 30.0)).values()), 30.0)
 
-    assert (found.kind, found.diverging) == ("late", (3,))
+    assert (found.kind, found.diverging_ranks) == ("late", (3,))
     assert "Rank 3 is in torch.compile at train.py:33 step" in found.summary
     assert "endless loop" not in found.summary
 

@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope.engine.coverage import survey
 from ncclscope.engine.verdict import Verdict, diagnose, headline
-from ncclscope.model import Finding, Run
+from ncclscope.model import Blame, Finding, Run
 from ncclscope.model.activities import CPU
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Stacks, Thread
 from ncclscope.readers import open_run
@@ -879,15 +879,11 @@ def test_who_is_seen_in_the_loop_has_not_left_it(
 def test_a_cause_that_names_a_rank_follows_an_undecided_one_of_other_ranks(
     named: tuple[int, ...], candidates: tuple[int, ...], shown: str
 ) -> None:
-    first = Finding(
-        "p2p_mismatch", "first", candidate_ranks=(0, 1), confidence="ambiguous", role="cause"
-    )
+    first = Finding("p2p_mismatch", "first", blame=Blame.among((0, 1)), role="cause")
     second = Finding(
         "dead_rank",
         "second",
-        diverging_ranks=named,
-        candidate_ranks=candidates,
-        confidence="likely",
+        blame=Blame.on(named) if named else Blame.among(candidates),
         role="cause",
     )
     assert headline([first, second]).endswith(shown)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope import Verdict, diagnose, open_run
+from ncclscope.model import Blame
 from ncclscope.watch.killing import unread_text, why_not_kill
 from tests.support.rings import tracer_in
 
@@ -35,27 +36,23 @@ def changed(verdict: Verdict, *unseen: str, **fields: Any) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("unseen", "fields", "why"),
+    ("unseen", "blame", "why"),
     [
-        ((), {"confidence": "certain"}, ""),
-        (("a gap",), {"confidence": "certain"}, ""),
-        ((), {"confidence": "likely"}, ""),
-        (("a gap",), {"confidence": "likely"}, "the verdict is likely, and not all is recorded"),
-        ((), {"confidence": "ambiguous"}, "the verdict is ambiguous"),
-        ((), {"diverging_ranks": ()}, "the verdict names no rank"),
-        ((), {"diverging_ranks": (3,)}, "the verdict names rank 3, of which no record was read"),
-        ((), {"diverging_ranks": (1, 3)}, "the verdict names rank 3, of which no record was read"),
-        (
-            (),
-            {"diverging_ranks": (), "candidate_ranks": (0, 3)},
-            "the verdict names rank 3, of which no record was read",
-        ),
+        ((), Blame.on((1,), "certain"), ""),
+        (("a gap",), Blame.on((1,), "certain"), ""),
+        ((), Blame.on((1,)), ""),
+        (("a gap",), Blame.on((1,)), "the verdict is likely, and not all is recorded"),
+        ((), Blame.on((1,), "ambiguous"), "the verdict is ambiguous"),
+        ((), Blame.on((), "certain"), "the verdict names no rank"),
+        ((), Blame.on((3,)), "the verdict names rank 3, of which no record was read"),
+        ((), Blame.on((1, 3)), "the verdict names rank 3, of which no record was read"),
+        ((), Blame.among((0, 3)), "the verdict names rank 3, of which no record was read"),
     ],
 )
 def test_only_certain_or_complete_verdicts_on_ranks_that_were_read(
-    verdict: Verdict, unseen: tuple[str, ...], fields: dict[str, Any], why: str
+    verdict: Verdict, unseen: tuple[str, ...], blame: Blame, why: str
 ) -> None:
-    found = why_not_kill(changed(verdict, *unseen, **fields))
+    found = why_not_kill(changed(verdict, *unseen, blame=blame))
 
     assert found.startswith(why) if why else not found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from ncclscope.engine.case import Case
-from ncclscope.model import Finding
+from ncclscope.model import Blame, Finding
 from ncclscope.model.log import CallLog
 from ncclscope.wording.names import comm_text, sentence
 
@@ -46,8 +46,7 @@ class Straggler:
                     ),
                     comm=comm,
                     seq=seq,
-                    diverging_ranks=(rank,),
-                    confidence="likely",
+                    blame=Blame.on((rank,)),
                     role="latent",
                     analyzer=self.name,
                     evidence=(f"its calls {seq} to {seq + CALLS - 1} agree with its peers'",),

@@ -9,6 +9,7 @@ from ncclscope.engine.processes.frames import TRANSFERS
 from ncclscope.engine.processes.judgement import Judgement, unless_late
 from ncclscope.engine.processes.motion import Motion
 from ncclscope.engine.processes.stack_classes import classify, seen, waiting_text
+from ncclscope.model import Blame
 from ncclscope.wording.stacks import Seen
 
 
@@ -41,7 +42,7 @@ def judge_gone(
     found = Judgement(
         kind="dead_rank",
         summary=Seen.NO_PROCESS.of(ranks, waiting_text(classes)),
-        diverging=ranks,
+        blame=Blame.on(ranks),
         role="latent" if moving else "cause",
         peers=classes[0].motion,
         evidence=(*seen(classes, gap), Seen.ENDED.of(ranks)),
@@ -96,7 +97,7 @@ def judge_stopped(
         return Judgement(
             kind="stalled",
             summary=str(Seen.ALL_STOPPED),
-            candidates=ranks,
+            blame=Blame.among(ranks, "likely"),
             evidence=(proc, *seen(where, gap)),
             inferred=(str(Seen.CONTINUE),),
             seen_seconds=gap,
@@ -107,7 +108,7 @@ def judge_stopped(
         summary=Seen.STOPPED_AT.of(
             ranks, where[0].motion.text, waiting_text(classes) if waiting else Seen.NOBODY_WAITS
         ),
-        diverging=ranks,
+        blame=Blame.on(ranks),
         role="latent" if moving or not waiting else "cause",
         odd=stopped[0],
         peers=classes[0].motion if classes else None,
@@ -135,8 +136,7 @@ def judge_unread(
     return Judgement(
         kind="not_joined",
         summary=Seen.NOT_READ.of(waiting_text(classes), ranks),
-        candidates=ranks,
-        confidence="ambiguous",
+        blame=Blame.among(ranks),
         role="latent",
         peers=classes[0].motion,
         evidence=seen(classes, gap),

@@ -18,7 +18,7 @@ from ncclscope.engine.processes.kernel import kernel_text, sockets_text
 from ncclscope.engine.processes.motion import STARVED, Motion, read_motions
 from ncclscope.engine.processes.stack_classes import build_tree, classify
 from ncclscope.engine.processes.stack_verdict import Judgement, judge_stacks
-from ncclscope.model import Finding, Run
+from ncclscope.model import Blame, Finding, Run
 from ncclscope.model.snapshot import Snapshot
 from ncclscope.wording.names import plural
 from ncclscope.wording.stacks import Seen, starved_text
@@ -112,22 +112,22 @@ def _with_devices(
         if len(moving) * 2 > len(motions):
             return found
         return _from_devices(found, naming, lines, named)
-    if found.diverging:
-        others = {rank for ranks in named for rank in ranks} - set(found.diverging)
+    if found.diverging_ranks:
+        others = {rank for ranks in named for rank in ranks} - set(found.diverging_ranks)
         if not others:
             return replace(found, evidence=found.evidence + lines)
         return replace(
-            found.with_note(str(Seen.DISAGREE)).undecided(sorted({*found.diverging, *others})),
+            found.with_note(str(Seen.DISAGREE)).undecided(
+                sorted({*found.diverging_ranks, *others})
+            ),
             evidence=found.evidence + lines,
         )
-    if len(named) == 1 and set(*named) <= set(found.candidates):
+    if len(named) == 1 and set(*named) <= set(found.candidate_ranks):
         (ranks,) = named
         who = " and ".join(name for name, _ in naming)
         return replace(
             found,
-            diverging=ranks,
-            candidates=(),
-            confidence="likely",
+            blame=Blame.on(ranks),
             evidence=found.evidence + lines,
             inferred=(*found.inferred, Seen.AMONG.of(who)),
         )
@@ -146,9 +146,7 @@ def _from_devices(
     return Judgement(
         kind=first.kind,
         summary=f"{'; '.join(one.says for _, one in naming)}.",
-        diverging=ranks if agreed else (),
-        candidates=() if agreed else ranks,
-        confidence="likely" if agreed else "ambiguous",
+        blame=Blame.on(ranks) if agreed else Blame.among(ranks),
         odd=found.odd if found else None,
         peers=found.peers if found else None,
         evidence=(found.evidence if found else ()) + lines,
@@ -166,7 +164,7 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
     if stacks:
         say = _names if _are_all_of(cause, stacks, snapshot) else attrgetter("summary")
-        apart = sorted({rank for one in stacks for rank in one.diverging})
+        apart = sorted({rank for one in stacks for rank in one.diverging_ranks})
         named["stacks"] = ("; ".join(map(say, stacks)), tuple(apart))
     elif motions:
         moving = sum(motion.condition == "moving" for motion in motions.values())
@@ -217,18 +215,18 @@ def _are_all_of(cause: Finding | None, stacks: Sequence[Judgement], snapshot: Sn
 
 
 def _names(found: Judgement) -> str:
-    if found.diverging:
-        return Seen.APART.of(found.diverging)
-    return Seen.NO_MAJORITY.of(found.candidates)
+    if found.diverging_ranks:
+        return Seen.APART.of(found.diverging_ranks)
+    return Seen.NO_MAJORITY.of(found.candidate_ranks)
 
 
 def _follows(found: Judgement, cause: Finding) -> bool:
     """Return whether the ranks that did not join are the peers of a recorded extra call."""
     is_extra = cause.kind == "extra_call" and _is_recorded(cause) and cause.comm is not None
-    if not is_extra or found.kind != "not_joined" or not found.diverging:
+    if not is_extra or found.kind != "not_joined" or not found.diverging_ranks:
         return False
     peers = set(cause.comm.ranks if cause.comm else ()) - set(cause.diverging_ranks)
-    return bool(cause.diverging_ranks) and set(found.diverging) <= peers
+    return bool(cause.diverging_ranks) and set(found.diverging_ranks) <= peers
 
 
 def _is_recorded(cause: Finding) -> bool:

@@ -22,6 +22,7 @@ from ncclscope.engine.processes.stack_classes import (
     is_first_in_loop,
     order_of,
 )
+from ncclscope.model import Blame
 from ncclscope.model.snapshot import Worker
 from ncclscope.wording.names import sentence
 from ncclscope.wording.stacks import Seen
@@ -143,12 +144,12 @@ def within_groups(
         groups: The process groups; None where they are not known.
     """
     weighed = _weighed(found, motions, groups)
-    if weighed.diverging or weighed.role != "cause" or len(motions) > MOST_RANKS:
+    if weighed.diverging_ranks or weighed.role != "cause" or len(motions) > MOST_RANKS:
         return weighed
     by_rank = {motion.rank: motion for motion in motions}
     waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
     lone = lone_faults(by_rank, waits)
-    if len(lone) != 1 or not lone <= {*weighed.candidates}:
+    if len(lone) != 1 or not lone <= {*weighed.candidate_ranks}:
         return weighed
     return _named_alone(weighed, min(lone), by_rank)
 
@@ -162,9 +163,7 @@ def _named_alone(found: Judgement, rank: int, motions: Mapping[int, Motion]) -> 
         found,
         summary=f"{sentence(Seen.PLACE.of(own))}, while {rest}.",
         notes=(),
-        diverging=(rank,),
-        candidates=(),
-        confidence="likely",
+        blame=Blame.on((rank,)),
         odd=motions[rank],
         peers=others[0].motion,
     )
@@ -186,7 +185,7 @@ def _weighed(
         groups: The process groups; None where they are not known.
     """
     by_rank = {motion.rank: motion for motion in motions}
-    apart = frozenset(found.diverging or found.candidates)
+    apart = frozenset(found.diverging_ranks or found.candidate_ranks)
     if not apart or not apart <= by_rank.keys():
         return found
     members = _members_alone(found, by_rank, groups)
@@ -195,7 +194,7 @@ def _weighed(
     waits = {rank: _groups_of_call(rank, by_rank, groups) for rank in by_rank}
     if apart == by_rank.keys():
         return _narrowed(found, by_rank, waits)
-    if not found.candidates and _are_of_several_groups(by_rank, apart, groups):
+    if not found.candidate_ranks and _are_of_several_groups(by_rank, apart, groups):
         return found.with_note(Seen.SEVERAL_GROUPS.of({*by_rank} - apart)).undecided(by_rank)
     if beside := _stuck_beside(by_rank, apart, groups):
         return found.with_note(Seen.BESIDE_GROUPS.of(beside, apart)).undecided(
@@ -219,9 +218,7 @@ def _weighed(
         return replace(
             found.with_note(note),
             kind="not_joined",
-            diverging=tuple(sorted(added)),
-            candidates=(),
-            confidence="likely",
+            blame=Blame.on(sorted(added)),
             odd=odd,
             peers=peers,
         )
@@ -238,7 +235,7 @@ def _members_alone(
 
     Where the members of that group are not known, each of several ranks is a candidate.
     """
-    apart = frozenset(found.diverging)
+    apart = frozenset(found.diverging_ranks)
     others = frozenset(motions) - apart
     if len(apart) < 2 or any(motions[rank].is_waiting for rank in apart):
         return found
@@ -251,7 +248,7 @@ def _members_alone(
     members = group & apart
     odd = min(members)
     note = Seen.OF_GROUP.of(group, members)
-    return replace(found.with_note(note), diverging=tuple(sorted(members)), odd=motions[odd])
+    return replace(found.with_note(note), blame=Blame.on(sorted(members)), odd=motions[odd])
 
 
 def _is_majority_of_one_group(
@@ -388,10 +385,7 @@ def _narrowed(
     ends |= {rank for one in unknown for rank in reached[one] if one in reached[rank]} | unknown
     if len(ends) == len(motions):
         return found
-    return replace(
-        found.with_note(Seen.CHAINS_END.of(ends)),
-        candidates=tuple(sorted(ends)),
-    )
+    return found.with_note(Seen.CHAINS_END.of(ends)).undecided(sorted(ends))
 
 
 def _reached(start: int, awaited: Mapping[int, Group]) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclscope.engine.processes.motion import Motion
@@ -22,9 +22,6 @@ class Judgement(Claim):
     """The judgement of one data source.
 
     Attributes:
-        diverging: The diverging ranks.
-        candidates: Without diverging ranks: the ranks of which one may have diverged.
-        confidence: ``likely`` or ``ambiguous``.
         role: ``cause``, or ``latent`` where a rank may merely be late.
         odd: The motion of a diverging rank.
         peers: The motion of the others.
@@ -35,9 +32,6 @@ class Judgement(Claim):
         is_by_devices: Whether GPUs or NCCL's counts made it, and stacks did not.
     """
 
-    diverging: tuple[int, ...] = ()
-    candidates: tuple[int, ...] = ()
-    confidence: str = "likely"
     role: str = "cause"
     odd: Motion | None = None
     peers: Motion | None = None
@@ -46,10 +40,6 @@ class Judgement(Claim):
     seen_seconds: float = 0.0
     is_open: bool = False
     is_by_devices: bool = False
-
-    def undecided(self, candidates: Iterable[int]) -> Judgement:
-        """Return the judgement as one that names no rank: some of these may have diverged."""
-        return replace(self, diverging=(), candidates=tuple(candidates), confidence="ambiguous")
 
 
 def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Judgement:
@@ -63,7 +53,9 @@ def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Ju
     if gap >= limit:
         return replace(found, seen_seconds=gap)
     return replace(
-        found.with_note(Seen.BRIEFLY.of(gap)).undecided(found.diverging or found.candidates),
+        found.with_note(Seen.BRIEFLY.of(gap)).undecided(
+            found.diverging_ranks or found.candidate_ranks
+        ),
         role="latent",
         inferred=(*found.inferred, Seen.LONGER.of(limit)),
         seen_seconds=gap,
@@ -86,7 +78,7 @@ def unless_idle(
     if not elsewhere[0].may_be_idle:
         return found
     return replace(
-        found.with_note(str(Seen.SERVER)).undecided(found.diverging or found.candidates),
+        found.with_note(str(Seen.SERVER)).undecided(found.diverging_ranks or found.candidate_ranks),
         role="latent",
     )
 
@@ -97,11 +89,9 @@ def finding_of(found: Judgement) -> Finding:
         kind=found.kind,
         summary=found.summary,
         notes=found.notes,
-        diverging_ranks=found.diverging,
-        candidate_ranks=found.candidates,
+        blame=found.blame,
         odd=_call(found.odd),
         peers=_call(found.peers),
-        confidence=found.confidence,
         role=found.role,
         evidence=found.evidence,
         inferred=found.inferred,

@@ -22,7 +22,7 @@ from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.engine.waits.minority import dependants
 from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
-from ncclscope.model import Communicator, Finding, Rank
+from ncclscope.model import Blame, Communicator, Finding, Rank
 from ncclscope.model.activities import CPU
 from ncclscope.model.threads import is_any_thread
 from ncclscope.wording.doubts import Doubt
@@ -114,10 +114,8 @@ def _awaited_in_all(case: Case, findings: Sequence[Finding]) -> Finding | None:
         ),
         comm=comm,
         seq=None,
-        diverging_ranks=tuple(absent) if len(absent) == 1 else (),
-        candidate_ranks=() if len(absent) == 1 else tuple(absent),
+        blame=Blame.on(absent) if len(absent) == 1 else Blame.among(absent),
         peers=call,
-        confidence="likely" if len(absent) == 1 else "ambiguous",
         role="cause",
         analyzer="late",
         evidence=_evidence(shares, wakes),

@@ -39,6 +39,7 @@ from ncclscope.engine.processes.stack_classes import (
     seen,
     waiting_text,
 )
+from ncclscope.model import Blame
 from ncclscope.wording.names import be, ranks_text, sentence
 from ncclscope.wording.stacks import Seen
 
@@ -84,12 +85,12 @@ def judge_stacks(
         return _judge(own, gap, missing, unseen, within)
 
     found = [(part, one) for part in parts if (one := judged(part)) is not None]
-    undecided = [part for part, one in found if not one.diverging]
+    undecided = [part for part, one in found if not one.diverging_ranks]
     if len(undecided) > 1:
-        found = [(part, one) for part, one in found if one.diverging]
+        found = [(part, one) for part, one in found if one.diverging_ranks]
         whole = frozenset().union(*undecided)
         found += [(whole, one) for one in [judged(whole)] if one is not None]
-    return [one for _, one in sorted(found, key=lambda each: not each[1].diverging)]
+    return [one for _, one in sorted(found, key=lambda each: not each[1].diverging_ranks)]
 
 
 def _judge(
@@ -146,8 +147,7 @@ def _late(
             summary=Seen.STILL_JOIN.of(
                 waiting_text(classes), gap, [motion.rank for motion in moving]
             ),
-            candidates=tuple(sorted(motion.rank for motion in waiting)),
-            confidence="ambiguous",
+            blame=Blame.among(sorted(motion.rank for motion in waiting)),
             role="latent",
             odd=waiting[0],
             peers=moving[0],
@@ -164,7 +164,7 @@ def _late(
             summary=(Seen.LATE if one.work or one.wakes is not None else Seen.AT_WORK_LATE).of(
                 [motion.rank for motion in moving], one.remarked(one.why), waiting_text(classes)
             ),
-            diverging=ranks,
+            blame=Blame.on(ranks),
             odd=one,
             peers=classes[0].motion,
             evidence=evidence,
@@ -314,10 +314,8 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
         Judgement(
             kind=kind,
             summary=Seen.ONE_PLACE.of(group.motion.text, gap, named),
-            diverging=odd,
-            candidates=() if odd else group.ranks,
+            blame=Blame.on(odd) if odd else Blame.among(group.ranks),
             # One line may post on several groups, in which ranks wait for each other in a cycle.
-            confidence="likely" if odd else "ambiguous",
             odd=next((s for s in group.motions if s.rank in odd), group.motion),
             peers=next((s for s in group.motions if s.rank not in odd), group.motion),
             evidence=seen([group], gap),
@@ -364,8 +362,7 @@ def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
     return Judgement(
         kind="stalled",
         summary=Seen.NO_WAIT.of(gap, "; ".join(Seen.PLACE.of(group) for group in classes[:4])),
-        candidates=tuple(sorted(motion.rank for motion in elsewhere)),
-        confidence="ambiguous",
+        blame=Blame.among(sorted(motion.rank for motion in elsewhere)),
         role="cause" if stuck and gap >= HANG_SECONDS else "latent",
         odd=first.motion,
         peers=first.motion,
@@ -385,7 +382,7 @@ def _named(
     return Judgement(
         kind=kind,
         summary=summary,
-        diverging=tuple(sorted(rank for group in odd for rank in group.ranks)),
+        blame=Blame.on(sorted(rank for group in odd for rank in group.ranks)),
         odd=odd[0].motion,
         peers=peers[0].motion,
         evidence=evidence,
@@ -406,8 +403,7 @@ def _undecided(
     return Judgement(
         kind=kind,
         summary=Seen.UNDECIDED.of(f"{sentence(places)}{more}", counts),
-        candidates=candidates or everybody,
-        confidence="ambiguous",
+        blame=Blame.among(candidates or everybody),
         odd=classes[-1].motion,
         peers=classes[0].motion,
         evidence=evidence,

@@ -24,7 +24,7 @@ from ncclscope.engine.repairs.proof import Played, play, repair_of
 from ncclscope.engine.repairs.repair import MOST_RANKS, Change
 from ncclscope.engine.waits.endings import failed
 from ncclscope.engine.waits.transfers import pairs
-from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model import Blame, Call, Communicator, Finding
 from ncclscope.model.activities import RAISED
 from ncclscope.model.log import made_before
 from ncclscope.model.signature import P2P_OPS
@@ -296,10 +296,9 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
 def _of_departed(departed: Sequence[Departure], instead_of: Finding, **what: Any) -> Finding:
     """Return a finding about ranks that depart from their rounds, with what is said of them."""
     return Finding(
-        diverging_ranks=tuple(one.rank for one in departed),
+        blame=Blame.on(one.rank for one in departed),
         odd=departed[0].call,
         odd_is="call",
-        confidence="likely",
         role="cause",
         analyzer="accounting",
         evidence=instead_of.evidence,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from ncclscope.model import Call, Fact, Finding, Rank, State
+from ncclscope.model import Blame, Call, Fact, Finding, Rank, State
 from ncclscope.model.activities import RAISED, STORE_PLACE, STORE_WAIT
 from ncclscope.model.signature import BARRIERS, P2P_OPS
 from ncclscope.model.text import status_text
@@ -259,10 +259,9 @@ def failed_inside(case: Records, analyzer: str) -> Iterator[Finding]:
             ),
             comm=comm,
             seq=seq,
-            diverging_ranks=tuple(failing),
+            blame=Blame.on(failing),
             odd=theirs,
             peers=ranks[others[0]].last_call(),
-            confidence="likely",
             role="cause",
             analyzer=analyzer,
             evidence=(

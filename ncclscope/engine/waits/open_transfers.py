@@ -20,7 +20,7 @@ from ncclscope.engine.waits.transfers import (
     pairs,
     proof_of,
 )
-from ncclscope.model import Call, Communicator, Finding, State
+from ncclscope.model import Blame, Call, Communicator, Finding, State
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import call_text, plural, site_text, who_text
 from ncclscope.wording.p2p import Half, Stuck
@@ -158,11 +158,9 @@ def _finding(
         ),
         comm=first.comm,
         seq=first.call.seq if len(found) == 1 else None,
-        diverging_ranks=diverging,
-        candidate_ranks=() if diverging else tuple(sorted((first.rank, *first.peers))),
+        blame=Blame.on(diverging) if diverging else Blame.among(sorted((first.rank, *first.peers))),
         odd=None if diverging else first.call,
         peers=first.call if diverging else None,
-        confidence="likely" if diverging else "ambiguous",
         role=role,
         analyzer=analyzer,
         evidence=tuple(dict.fromkeys(evidence)),

@@ -14,7 +14,7 @@ from ncclscope.engine.waits.transfers import (
     pairs,
     waiting_cycle,
 )
-from ncclscope.model import Call, Fact, Finding
+from ncclscope.model import Blame, Call, Fact, Finding
 from ncclscope.wording.names import who_text
 from ncclscope.wording.p2p import Half
 
@@ -51,10 +51,9 @@ def stopped_end(case: Case, found: Sequence[StuckTransfer], analyzer: str) -> Fi
         ),
         comm=comm,
         seq=None,  # transfers are not collectives, and are numbered separately
-        diverging_ranks=ranks,
+        blame=Blame.on(ranks),
         odd=case.run.by_rank[ranks[0]].last_call(transfers=True),
         peers=own[0].call,
-        confidence="likely",
         role="cause",
         analyzer=analyzer,
         evidence=tuple(Fact.of_call(Half.LACKS.of(one), [one.rank]) for one in own),

@@ -14,7 +14,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.positions import Position, is_inside_unrecorded
 from ncclscope.engine.waits.endings import failed, status_of
-from ncclscope.model import Finding, Rank, State
+from ncclscope.model import Blame, Finding, Rank, State
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
 from ncclscope.wording.names import call_on, rank_text, site_text, who_text
@@ -58,8 +58,7 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
     base = Finding(
         kind="stalled",
         summary=Unrecorded.WHO_LEFT.of(waiting=waiting, where=where, seconds=seconds),
-        candidate_ranks=tuple(sorted(positions)),
-        confidence="ambiguous",
+        blame=Blame.among(sorted(positions)),
         role="cause",
         analyzer=ANALYZER,
         evidence=evidence,
@@ -127,9 +126,8 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         ),
         comm=comm,
         seq=call.seq,
-        diverging_ranks=absent,
+        blame=Blame.on(absent),
         peers=call,
-        confidence="likely",
         role="cause",
         analyzer=ANALYZER,
         evidence=(
@@ -180,9 +178,7 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         summary=Ends.THEN_LOST.of(how="; ".join(how), lost=lost, error=errors[lost[0]])
         if how
         else Ends.ALL_LOST.of(lost),
-        diverging_ranks=first if blames else (),
-        candidate_ranks=() if blames else candidates,
-        confidence="likely" if blames else "ambiguous",
+        blame=Blame.on(first) if blames else Blame.among(candidates),
         role="cause",
         analyzer=ANALYZER,
         evidence=tuple(Ends.WITH.of(rank, text) for rank, text in errors.items()),
@@ -228,9 +224,8 @@ def _alone_in_a_call(
         summary=Ends.ALONE_IN_CALL.of(who_text(case.run, alone), f"{where}{site_text(call)}"),
         comm=comm,
         seq=call.seq,
-        diverging_ranks=alone,
+        blame=Blame.on(alone),
         odd=call,
-        confidence="likely",
         role="cause",
         analyzer=ANALYZER,
         evidence=(

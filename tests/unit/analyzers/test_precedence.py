@@ -14,7 +14,7 @@ import pytest
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import drop_refined
 from ncclscope.engine.registry import Analyzer
-from ncclscope.model import Communicator, Finding
+from ncclscope.model import Blame, Communicator, Finding
 from tests.support import fork_server
 from tests.support.cluster import Cluster
 
@@ -140,8 +140,7 @@ class _Fixed:
             kind,
             comm=TP,
             seq=seq,
-            diverging_ranks=ranks,
-            confidence="certain",
+            blame=Blame.on(ranks, "certain"),
             role="cause",
         )
 

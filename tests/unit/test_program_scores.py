@@ -30,6 +30,8 @@ from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
 from tests.corpus.strangers8.truth import STORIES as STORIES8
 from tests.corpus.strangers9.truth import PROGRAMS as STRANGERS9
 from tests.corpus.strangers9.truth import STORIES as STORIES9
+from tests.corpus.strangers10.truth import PROGRAMS as STRANGERS10
+from tests.corpus.strangers10.truth import STORIES as STORIES10
 
 
 def document(
@@ -62,6 +64,7 @@ def document(
         STRANGERS7,
         STRANGERS8,
         STRANGERS9,
+        STRANGERS10,
     ],
 )
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
@@ -81,6 +84,7 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS7, STORIES7),
         (STRANGERS8, STORIES8),
         (STRANGERS9, STORIES9),
+        (STRANGERS10, STORIES10),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -100,6 +104,7 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS7.values(),
         *STRANGERS8.values(),
         *STRANGERS9.values(),
+        *STRANGERS10.values(),
     ],
     ids=lambda program: program.name,
 )

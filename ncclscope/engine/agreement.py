@@ -294,14 +294,13 @@ def _left_open(case: Case) -> list[int]:
         rank.rank
         for rank in case.run.ranks
         if rank.details.get("dumped")
-        and (rank.rank in case.waits.heads or _shows_no_end(case, rank))
+        and (rank.rank in case.waits.heads or _shows_no_end(rank))
     ]
 
 
-def _shows_no_end(case: Case, rank: Rank) -> bool:
-    """Return whether none of a rank's calls is known to have completed, though NCCL reports it."""
-    backends = {case.run.communicators[key].backend for key, log in rank.logs.items() if log.calls}
-    return not rank.details.get("tells") and any("nccl" in one for one in backends)
+def _shows_no_end(rank: Rank) -> bool:
+    """Return whether a rank has posted calls, none of which is known to have completed."""
+    return not rank.details.get("tells") and any(log.calls for log in rank.logs.values())
 
 
 def _exited(run: Run, number: int) -> bool:

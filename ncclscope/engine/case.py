@@ -305,9 +305,11 @@ class Case(Records):
             if any(rank.details.get("timed_out") for rank in self.run.ranks):
                 return True
             dumped = all(rank.details.get("dumped") for rank in waiting)
-            return bool(self.waits.cycle) or (
-                self.waits.is_stuck if self.all_quiet else dumped and self.waits.still
-            )
+            cycle = [self.run.by_rank[number] for number in self.waits.cycle]
+            # A host posts calls while others are pending: right after a call, it may post the next.
+            if cycle and all(rank.details.get("dumped", True) for rank in cycle):
+                return True
+            return self.waits.is_stuck if self.all_quiet else dumped and self.waits.still
         if self.may_be_over:
             return False
         gone = self._awaits_only_the_gone

@@ -293,8 +293,7 @@ def _left_open(case: Case) -> list[int]:
     return [
         rank.rank
         for rank in case.run.ranks
-        if rank.details.get("dumped")
-        and (rank.rank in case.waits.heads or _shows_no_end(rank))
+        if rank.details.get("dumped") and (rank.rank in case.waits.heads or _shows_no_end(rank))
     ]
 
 

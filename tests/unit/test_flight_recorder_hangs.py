@@ -88,6 +88,13 @@ def test_gloo_retires_what_has_completed_and_never_stalls(tmp_path: Path) -> Non
     assert job.verdict(tmp_path).status == "ok"
 
 
+def test_a_first_call_on_gloo_of_which_no_end_is_shown_may_hang(tmp_path: Path) -> None:
+    """Each rank may have passed another root, which no dump shows."""
+    job = Job(4, backend="gloo")
+    job.post(WORLD, "broadcast", state="scheduled")
+    assert diagnose(open_run(dated(job.write(tmp_path), job, 10 * MINUTE_NS))).status == "unknown"
+
+
 # --- snapshots of running jobs ------------------------------------------------------------------
 
 
@@ -114,6 +121,17 @@ def test_a_file_written_right_after_a_call_is_a_snapshot(
     job = Job(4)
     history(job)
     behind(job)
+    assert diagnose(open_run(dated(job.write(tmp_path), job, age_ns))).status == status
+
+
+@pytest.mark.parametrize(("age_ns", "status"), [(10**7, "ok"), (10 * MINUTE_NS, "hung")])
+def test_ranks_that_have_just_posted_calls_in_another_order_may_post_the_rest(
+    tmp_path: Path, age_ns: int, status: str
+) -> None:
+    """A host goes on while its call is pending, or another thread of it posts the rest."""
+    job = Job(4, {"1": ("tp", [0, 1])})
+    job.post([0, 2, 3], state="scheduled")
+    job.post([1], group="1", state="scheduled")
     assert diagnose(open_run(dated(job.write(tmp_path), job, age_ns))).status == status
 
 
@@ -256,6 +274,17 @@ def test_a_receive_whose_sender_went_on_is_named(tmp_path: Path) -> None:
     cause = cause_of(job.verdict(tmp_path))
     assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("p2p_mismatch", (0,), "likely")
     assert "left out 1 call, from send" in cause.summary
+
+
+def test_a_rank_that_another_one_receives_from_is_of_the_job(tmp_path: Path) -> None:
+    """On gloo, dumps may not say how many ranks there are. Rank 3 left none."""
+    job = Job(3, backend="gloo")
+    job.groups["0"] = ("default_pg", [])
+    job.post([2], "recv 2<-3", outs=[[4, 2]], state="scheduled")
+    job.post([0, 1], "barrier", ins=[], state="scheduled")
+
+    cause = cause_of(diagnose(open_run(dated(job.write(tmp_path), job, 10 * MINUTE_NS))))
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
 
 
 def test_two_sends_to_each_other_are_one_cause(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from ncclscope.readers.flight_recorder.reader import Dump
 
 _WORLD = "default_pg"
 _NAMELESS = ("", "undefined")
+_MOST_RANKS = 1 << 16
+"""A larger size, or rank, that a dump names is no evidence of one."""
 _AT_ONCE_NS = 250_000_000
 _LONG_NS = 30_000_000_000
 _LAG_NS = 1_000_000_000
@@ -163,8 +165,10 @@ def _world(by_rank: Mapping[int, Sequence[Rank]], comms: Iterable[_Comm]) -> int
     known = max(max(by_rank) + 1, *(dump.size for dump in _dumps(by_rank)))
     for comm in comms:
         known = max(known, max(comm.group.ranks, default=-1) + 1)
-        if _is_world(comm.group) and not comm.group.ranks and comm.size < 1 << 16:
-            known = max(known, comm.size)
+        if _is_world(comm.group) and not comm.group.ranks:
+            named = (one.posted.peer for held in comm.held.values() for one in held.sent)
+            sizes = [comm.size, *(peer + 1 for peer in named if peer is not None)]
+            known = max(known, *(size for size in sizes if size < _MOST_RANKS), 0)
     return known
 
 

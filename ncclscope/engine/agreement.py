@@ -21,6 +21,7 @@ from ncclscope.engine.services.requests import open_requests, paused
 from ncclscope.engine.services.steps import stepping, without_engine
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
+from ncclscope.engine.waits.completion import is_in_transfer
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.graph import wait_graph
@@ -289,17 +290,18 @@ def _times(rank: Rank) -> Iterator[int]:
 
 
 def _left_open(case: Case) -> list[int]:
-    """Return the ranks whose dumps, written long after their last call, do not show its end."""
+    """Return the ranks whose dumps, written long after their last call, do not show its end.
+
+    Not each backend shows when a call has completed, and gloo does not of sends and receives.
+    """
+    dumped = [rank for rank in case.run.ranks if rank.details.get("dumped")]
     return [
         rank.rank
-        for rank in case.run.ranks
-        if rank.details.get("dumped") and (rank.rank in case.waits.heads or _shows_no_end(rank))
+        for rank in dumped
+        if rank.rank in case.waits.heads
+        or is_in_transfer(rank)
+        or (rank.last_call() is not None and not rank.details.get("tells"))
     ]
-
-
-def _shows_no_end(rank: Rank) -> bool:
-    """Return whether a rank has posted calls, none of which is known to have completed."""
-    return not rank.details.get("tells") and any(log.calls for log in rank.logs.values())
 
 
 def _exited(run: Run, number: int) -> bool:

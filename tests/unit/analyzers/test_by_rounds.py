@@ -438,3 +438,25 @@ def test_parts_of_a_job_that_wait_for_no_other_are_decided_alone(cluster_of: Clu
         ("p2p_mismatch", (0,), "likely"),
         ("p2p_mismatch", (5,), "likely"),
     ]
+
+
+def test_groups_that_have_made_as_many_calls_by_chance_left_nothing_out(
+    cluster_of: ClusterOf,
+) -> None:
+    """Before call 1 on the world, one pair has made as many calls as another before call 2."""
+    cluster = cluster_of(6)
+    pairs = [(0, 1), (2, 3), (4, 5)]
+
+    def train(steps: tuple[int, ...]) -> None:
+        for number, (pair, count) in enumerate(zip(pairs, steps, strict=True)):
+            for _ in range(count):
+                cluster.post(pair, f"pg{number}", members=pair, site="train.py:3")
+
+    train((40, 6, 17))
+    cluster.post(cluster.everybody, "world", "all_gather", site="train.py:9")
+    train((9, 34, 22))
+    cluster.post([2, 3, 4, 5], "world", "all_gather", site="train.py:9", done=False)
+
+    cause = cluster.verdict().cause
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (0, 1))

@@ -22,6 +22,7 @@ WORST: Mapping[str, str] = {
     "api_frozen_busy": "right",
     "coordinator_stopped": "right",
     "dp_worker_raises": "right",
+    "encoder_reply_lost": "right",
     "engine_output_held": "right",
     "offline": "right",
     "only_worker_stopped": "right",

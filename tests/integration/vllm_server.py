@@ -24,7 +24,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPResponse
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +84,7 @@ class VllmServer:
         environment: Variables set for the server on top of the test's own.
         arguments: Further options for the server; they win over those it is given anyway.
         config: The model's configuration.
+        prepare: Called with the model's folder last of all; it may write other files.
         model: The model's folder, for servers that share one; below the directory by default.
         forks: Whether engines and workers are forks of the server; False for vLLM's own way on the
             CPU, which imports vLLM in each of them and takes three times as long to start.
@@ -102,12 +103,14 @@ class VllmServer:
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         config: Mapping[str, Any] = TINY_QWEN3_MOE,
+        prepare: Callable[[Path], None] | None = None,
         model: Path | None = None,
         forks: bool = True,
     ) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
+        self._prepare = prepare
         self.log_path = directory / "server.log"
         self.model = model or directory / "tiny-moe"
         self._port = free_port()
@@ -165,6 +168,8 @@ class VllmServer:
             (self.model / "config.json").write_text(json.dumps(self._config, indent=2))
         if self._tokenizer:
             write_tokenizer(self.model, VOCABULARY_SIZE)
+        if self._prepare is not None:
+            self._prepare(self.model)
         self._shared_memory_before = frozenset(SHARED_MEMORY.iterdir())
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tests.services import controls, engines, servers, workers
+from tests.services import controls, encoders, engines, servers, workers
 
 __all__ = ["CASES"]
 
-CASES = {case.name: case for room in (workers, engines, servers, controls) for case in room.CASES}
+CASES = {
+    case.name: case
+    for room in (workers, engines, servers, encoders, controls)
+    for case in room.CASES
+}

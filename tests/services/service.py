@@ -56,7 +56,7 @@ class Service:
     Args:
         directory: Where its files go.
         traced: Whether `ncclscope run` starts it.
-        options: Of `VllmServer`.
+        options: Of `VllmServer`; `{directory}` in an argument becomes that directory.
         environment: Variables of the server.
     """
 
@@ -77,6 +77,9 @@ class Service:
         self._clients: list[threading.Thread] = []
         self._api_server: psutil.Process | None = None
         options = dict(options)
+        options["arguments"] = [
+            word.replace("{directory}", str(directory)) for word in options.get("arguments", ())
+        ]
         self.server = (OfflineEngine if options.pop("offline", False) else VllmServer)(
             directory,
             prefix=[*run, "--"] if traced else [],

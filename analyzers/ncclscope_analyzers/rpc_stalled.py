@@ -59,12 +59,15 @@ def _is_long(case: Case, one: Unanswered) -> bool:
     """Return whether an answer has been awaited for as long as a hang lasts.
 
     Where a worker is at the call, it may be busy; where none is any more, no answer comes.
-    Samples of stacks show that a worker stays stopped; a profiler stops it for a moment.
+    It gets on with the call as long as it posts calls. Samples of stacks show that a worker stays
+    stopped; a profiler stops it for a moment.
     """
     if one.is_stopped and one.method is None:
         return True
     is_over = one.is_lost and not one.alive
-    return one.seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)
+    quiet = (case.quiet_seconds(case.run.by_rank[rank]) for rank in one.lacking)
+    seconds = min(one.seconds, *(known for known in quiet if known is not None))
+    return seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)
 
 
 def _finding(case: Case, one: Unanswered) -> Finding:

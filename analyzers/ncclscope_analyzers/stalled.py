@@ -11,7 +11,9 @@ from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.repairs.queued import Enqueued, up_to
+from ncclscope.engine.services.answers import unanswered
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
+from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.model import Blame, Call, Communicator, Finding, Rank, State
 from ncclscope.wording.names import call_there, plural
@@ -108,6 +110,8 @@ class Stalled:
         ranks = tuple(rank.rank for rank in case.run.ranks if rank.logs)
         if case.waits.heads or len(ranks) < 2:
             return
+        if all(is_idle(case.run.by_rank[rank]) for rank in ranks) and not any(unanswered(case)):
+            return  # another program loads the GPUs of a service that rests
         seconds = case.longest_common_quiet(ranks)
         snapshot = case.run.snapshot
         spinning = {rank.rank for rank in case.run.ranks if rank.details.get("gpu_spins")}
@@ -338,23 +342,25 @@ class _Half:
 def _in_transfer(case: Case) -> dict[int, _Half]:
     """Return the pending send or receive of each rank that posted it before any collective.
 
-    Only for backends that report completion: where no transfer of a rank is known to have
-    completed, its states carry no information.
+    Only for backends that report completion: where no transfer of a rank on a communicator is known
+    to have completed, their states carry no information. One of the same ranks may report it, as
+    gloo does for metadata, while NCCL does not for the data.
     """
     first: dict[int, _Half] = {}
     reporting = set()
     for pair in pairs(case):
         for half in _halves(pair):
             if half.call.state is State.COMPLETED:
-                reporting.add(half.rank)
+                reporting.add((half.rank, pair.comm.key))
             elif half.rank not in first or half.call.position < first[half.rank].call.position:
                 first[half.rank] = half
     heads = case.waits.heads
-    reporting.update(rank for _, _, rank in matched_waits(case))
+    reporting.update((rank, pair.comm.key) for pair, _, rank in matched_waits(case))
     return {
         rank: half
         for rank, half in first.items()
-        if rank in reporting and (rank not in heads or half.call.position < heads[rank].position)
+        if (rank, half.call.comm) in reporting
+        and (rank not in heads or half.call.position < heads[rank].position)
     }
 
 

@@ -65,11 +65,11 @@ class GpuLoad:
 def all_spin(pids: Sequence[int], sample: Sequence[GpuSample]) -> bool:
     """Return whether each of some processes has a spinning GPU.
 
-    In a container NVML reports pids of the host, or none. Then all GPUs must spin, and there
-    must be one GPU per process.
+    A GPU that other processes use as well shows their load, too. In a container NVML reports pids
+    of the host, or none. Then all GPUs must spin, and there must be one GPU per process.
     """
     own = [gpu for gpu in sample if {*gpu.pids} & {*pids}]
     if own:
         named = {pid for gpu in own for pid in gpu.pids}
-        return {*pids} <= named and all(map(spins, own))
+        return {*pids} == named and all(map(spins, own))
     return len(sample) == len(pids) > 0 and all(map(spins, sample))

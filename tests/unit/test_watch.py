@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -419,6 +420,8 @@ def test_gpus_of_other_processes_do_not_count() -> None:
     assert all_spin([1000, 1001], busy + idle)
     assert not all_spin([1000, 1002], busy + idle)
     assert not all_spin([1000, 7], busy)
+    shared = [replace(gpu, pids=(*gpu.pids, 7)) for gpu in busy]
+    assert not all_spin([1000, 1001], shared), "another process may load them"
     # In a container the processes of the host are named, which are nobody's here.
     assert all_spin([5, 6], busy)
     assert not all_spin([5, 6], busy + idle)

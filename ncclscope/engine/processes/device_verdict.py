@@ -57,15 +57,19 @@ def gpu_conditions(snapshot: Snapshot) -> dict[int, str]:
     """Return the state of each rank's GPU over all samples, where it is known.
 
     Returns:
-        By rank: ``spins``, when kernels ran and touched no memory; ``idle``; else ``works``.
+        By rank: ``spins``, when kernels ran and touched no memory; ``idle``; else ``works``. What
+        the GPU shows of other processes that use it as well is not known to be the rank's.
     """
     by_index = [{gpu.index: gpu for gpu in sample} for sample in snapshot.gpus]
+    known = {worker.pid for worker in (*snapshot.workers, *snapshot.servers)}
     found = {}
     for rank, device in _devices(snapshot).items():
         samples = [s[device] for s in by_index if device is not None and device in s]
         if samples:
             idle = all(map(_idles, samples))
-            found[rank] = "spins" if all(map(spins, samples)) else "idle" if idle else "works"
+            is_shared = any({*one.pids} & known and {*one.pids} - known for one in samples)
+            spin = not is_shared and all(map(spins, samples))
+            found[rank] = "spins" if spin else "idle" if idle else "works"
     return found
 
 

@@ -176,6 +176,28 @@ def test_an_answer_that_is_soon_due_is_no_hang(cluster_of: ClusterOf) -> None:
     assert _verdict(run) == ("unknown", None, (), ())
 
 
+def test_a_worker_that_posts_calls_gets_on_with_what_its_engine_asked(
+    cluster_of: ClusterOf,
+) -> None:
+    """As one whose kernels are compiled between the calls of a long method."""
+    sent = {"enqueue": (-40.0, -40.0, "compile", 0), "dequeue": (-40.0, None, None, 0)}
+    inside = {"enqueue": (-60.0, -60.0, None, 0), "dequeue": (-50.0, -40.0, *WAITS)}
+    run = _service(cluster_of, sent, inside, inside)
+    seen = [replace(one, last_seen_ns=(one.started_ns or 0) + 10**9) for one in run.ranks]
+
+    assert _verdict(replace(run, ranks=tuple(seen)))[0] == "ok"
+
+
+def test_gpus_that_spin_below_a_service_at_rest_are_loaded_by_others(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.history(backend="nccl", done=False)
+    rest = {"input": (62.0, None, None, 0), "enqueue": (60.0, 60.0, "execute_model", 1)}
+    run = _of_one_engine(cluster.run(), {**rest, "dequeue": (60.0, 61.0, None, 0)}, IDLE, IDLE)
+    spins = [replace(one, details={**one.details, "gpu_spins": True}) for one in run.ranks]
+
+    assert _verdict(replace(run, ranks=tuple(spins)))[0] == "ok"
+
+
 def test_an_engine_that_waits_for_requests_is_at_rest(cluster_of: ClusterOf) -> None:
     rests: Acts = {"enqueue": (40.0, 40.0, None, 0), "input": (60.0, None, None, 0)}
 

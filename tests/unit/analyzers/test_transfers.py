@@ -678,3 +678,15 @@ def test_pairs_are_sought_as_often_in_a_large_ring_as_in_a_small_one(
         counts.append(len(asked))
 
     assert counts[0] == counts[1]
+
+
+def test_transfers_over_gloo_say_nothing_about_those_over_nccl(cluster_of: ClusterOf) -> None:
+    """A stage sends the shapes over gloo, which reports their end, and the data over NCCL."""
+    cluster = cluster_of(2)
+    for _ in range(3):
+        for label, backend in (("pp:0/cpu", "gloo"), ("pp:0/device", "nccl")):
+            for rank, op in ((0, "send"), (1, "recv")):
+                done = backend == "gloo"
+                cluster.post([rank], label, op, peer=1 - rank, backend=backend, done=done)
+
+    assert cluster.verdict().cause is None

@@ -53,7 +53,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = [
             one for part, own in by_parts(graph, findings) for one in _accounted_in(case, part, own)
         ]
-    proved = _proved(case, graph, found)
+    proved = _proved(case, graph, [_with_unseen(graph, one) for one in found])
     return _beside_others(_joined(case, with_unmade_groups(case, proved)))
 
 
@@ -65,6 +65,19 @@ def _accounted_in(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> 
         found = _accounted(case, graph, _without_redundant(graph, findings))
         found = [_unless_others_closed(case, one) for one in found]
     return decided_by_rounds(case, graph, found)
+
+
+def _with_unseen(graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding that names nobody with the ranks without a record for which its ranks wait.
+
+    What they did accounts for the wait as well.
+    """
+    if finding.role != "cause" or finding.diverging_ranks or not _is_wait(finding):
+        return finding
+    beyond = graph.reached(finding.candidate_ranks) & graph.unseen
+    if beyond <= {*finding.candidate_ranks}:
+        return finding
+    return finding.undecided(sorted(beyond.union(finding.candidate_ranks)))
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:

@@ -22,7 +22,7 @@ from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Blame, Call, Finding, State
-from ncclscope.model.signature import P2P_OPS
+from ncclscope.model.signature import P2P_OPS, ROOTED_OPS
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import plural, rank_text
 from ncclscope.wording.waits import Place, Wait
@@ -53,7 +53,7 @@ def account(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = [
             one for part, own in by_parts(graph, findings) for one in _accounted_in(case, part, own)
         ]
-    proved = _proved(case, graph, [_with_unseen(graph, one) for one in found])
+    proved = _proved(case, graph, [_with_unseen(case, graph, one) for one in found])
     return _beside_others(_joined(case, with_unmade_groups(case, proved)))
 
 
@@ -67,17 +67,22 @@ def _accounted_in(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> 
     return decided_by_rounds(case, graph, found)
 
 
-def _with_unseen(graph: WaitGraph, finding: Finding) -> Finding:
-    """Return a finding that names nobody with the ranks without a record for which its ranks wait.
+def _with_unseen(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
+    """Return a finding with the ranks that account for its waits by what is not seen of them.
 
-    What they did accounts for the wait as well.
+    Those without a record for which its candidates wait, directly or behind others. And the members
+    of a call with a root that all have posted and in which such a rank waits: dumps show no roots.
     """
-    if finding.role != "cause" or finding.diverging_ranks or not _is_wait(finding):
+    about = _about(finding)
+    if finding.role != "cause" or not _is_wait(finding):
         return finding
-    beyond = graph.reached(finding.candidate_ranks) & graph.unseen
-    if beyond <= {*finding.candidate_ranks}:
-        return finding
-    return finding.undecided(sorted(beyond.union(finding.candidate_ranks)))
+    reached = graph.reached(about)
+    heads = (case.waits.heads.get(number) for number in reached & graph.obscure)
+    rooted = [call for call in heads if call and call.op in ROOTED_OPS and call.root is None]
+    met = frozenset[int]().union(*(case.run.communicators[call.comm].ranks for call in rooted))
+    is_open = not finding.diverging_ranks and about & graph.waiting.keys() <= graph.released(())
+    beyond = met | (reached & graph.unseen) if is_open else met
+    return finding if beyond <= about else finding.undecided(sorted(about | beyond))
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:

@@ -382,7 +382,7 @@ def _halves(case: Case, unseen: Collection[int]) -> dict[int, list[Half]]:
                     found.setdefault(number, []).append((call, peer, None if apart else answer))
     for rank in case.run.ranks:
         last = rank.last_call(transfers=True)
-        for call in _open_with_tags(case, rank):
+        for call in _known_pending(case, rank):
             other = peer_of(call, case.run.communicators[call.comm])
             # One that lost the connection had no answer.
             is_open = other in unseen or (call == last and ended_by_peers(rank))
@@ -410,7 +410,7 @@ def _await_the_gone(
     """
     ended = {rank.rank for rank in case.run.ranks if case.how_it_ended(rank)}.union(vanished)
     for rank in case.run.ranks if ended else ():
-        for call in _open_with_tags(case, rank) if rank.rank not in ended else ():
+        for call in _known_pending(case, rank) if rank.rank not in ended else ():
             other, own = peer_of(call, case.run.communicators[call.comm]), halves.get(rank.rank, [])
             if other in ended and all(half[0] != call for half in own):
                 halves[rank.rank] = [*own, (call, other, None)]
@@ -439,13 +439,16 @@ def _leave_open(
     return True
 
 
-def _open_with_tags(case: Case, rank: Rank) -> Iterator[Call]:
-    """Yield the pending transfers that no collective of the same thread follows; not on NCCL."""
+def _known_pending(case: Case, rank: Rank) -> Iterator[Call]:
+    """Yield the transfers that are known to be pending.
+
+    On gloo no collective of the same thread follows them. Of those on NCCL only dumps know.
+    """
     for key, calls in rank.p2p.items():
-        if has_tags(case.run.communicators[key]):
-            for call in calls[-PENDING:]:
-                if call.state is not State.COMPLETED and not rank.went_on(call):
-                    yield call
+        tagged = has_tags(case.run.communicators[key])
+        for call in calls[-PENDING:] if tagged or rank.details.get("tells") else ():
+            if call.state is not State.COMPLETED and not (tagged and rank.went_on(call)):
+                yield call
 
 
 def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | None) -> bool:

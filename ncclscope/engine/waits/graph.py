@@ -143,7 +143,15 @@ def _waits(
         if is_any:
             awaited = {*any_source[number].peers}
         elif call.op in P2P_OPS:
-            awaited = _awaited_in_transfers(call, halves.get(number, ()), heads)
+            own = [
+                half
+                for half in halves.get(number, ())
+                if is_one_thread(half[0].thread, call.thread)
+            ]
+            lacking = [half for half in own if half[2] is None]
+            # On gloo, what both have posted ends, wherever their hosts wait.
+            meets = bool(lacking) and has_tags(case.run.communicators[call.comm])
+            awaited = _awaited_in_transfers(lacking if meets else own, heads)
         else:
             awaited = _awaited_by_members(case, number, call, heads)
             if number not in ended and not has_tags(case.run.communicators[call.comm]):
@@ -463,15 +471,12 @@ def _may_wait(case: Case, pair: Pair, number: int, call: Call, answer: Call | No
     return not case.run.by_rank[number].went_on(call)
 
 
-def _awaited_in_transfers(
-    call: Call, halves: Sequence[Half], heads: Mapping[int, Sequence[Call]]
-) -> set[int]:
-    """Return the other ends that have not come to the transfers of one thread."""
+def _awaited_in_transfers(halves: Sequence[Half], heads: Mapping[int, Sequence[Call]]) -> set[int]:
+    """Return the other ends that have not come to some transfers."""
     return {
         peer
-        for own, peer, answer in halves
-        if is_one_thread(own.thread, call.thread)
-        and (answer is None or any(holds_up(head, answer) for head in heads.get(peer, ())))
+        for _, peer, answer in halves
+        if answer is None or any(holds_up(head, answer) for head in heads.get(peer, ()))
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.repairs.by_rounds import were_answered
+from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Finding
 from ncclscope.model.activities import RAISED
 from tests.support.cluster import Cluster
@@ -460,3 +461,34 @@ def test_groups_that_have_made_as_many_calls_by_chance_left_nothing_out(
     cause = cluster.verdict().cause
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (0, 1))
+
+
+def test_halves_that_both_have_posted_are_no_wait_beside_one_that_lacks_its_other_half(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 4 sends both blocks to the right, where each rank sends one each way."""
+    cluster = cluster_of(5)
+
+    def hop(rank: int, *halves: tuple[str, int, bool]) -> None:
+        for op, peer, done in halves:
+            cluster.post([rank], "world", op, peer=peer, site="ring.py:4", shape=(12,), done=done)
+
+    def around(rank: int) -> None:
+        right, left = (rank + 1) % 5, (rank - 1) % 5
+        hop(rank, ("send", right, True), ("recv", left, True))
+        hop(rank, ("send", left, True), ("recv", right, True))
+
+    for _ in range(3):
+        for rank in cluster.everybody:
+            around(rank)
+    around(1)
+    around(2)
+    hop(0, ("send", 1, True), ("recv", 4, True), ("send", 4, False), ("recv", 1, False))
+    hop(3, ("send", 4, True), ("recv", 2, True), ("send", 2, True), ("recv", 4, False))
+    hop(4, ("send", 0, True), ("recv", 3, True), ("send", 0, False), ("recv", 3, False))
+    hop(1, ("send", 2, True), ("recv", 0, False), ("send", 0, False), ("recv", 2, False))
+    hop(2, ("send", 3, False), ("recv", 1, False), ("send", 1, False), ("recv", 3, False))
+
+    graph = wait_graph(Case(cluster.run()))
+    assert graph.cheapest == [frozenset({4})]
+    assert [ranks for _, ranks, _ in causes(cluster)] == [(4,)]

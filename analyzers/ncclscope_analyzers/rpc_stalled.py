@@ -66,7 +66,7 @@ def _is_long(case: Case, one: Unanswered) -> bool:
         return True
     is_over = one.is_lost and not one.alive
     quiet = (case.quiet_seconds(case.run.by_rank[rank]) for rank in one.lacking)
-    seconds = min(one.seconds, *(known for known in quiet if known is not None))
+    seconds = min([one.seconds, *(known for known in quiet if known is not None)])
     return seconds >= (case.stall_seconds if is_over else case.live_stall_seconds)
 
 

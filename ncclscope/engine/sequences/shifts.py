@@ -199,8 +199,6 @@ def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = No
             mine, theirs = one[place + inserted :], other[place + deleted :]
             matched = min(len(mine), len(theirs))
             if matched and np.array_equal(mine[:matched], theirs[:matched]):
-                if diverging.item is Item.LIKE_CALLS and min(place, matched - 1) < 1:
-                    continue  # groups of one kind may make as many calls by chance
                 extra = one[place : place + inserted]
                 if inserted > matched and _rows(extra) & _rows(other):
                     continue  # a few calls at the end fit with some shift of many that are alike

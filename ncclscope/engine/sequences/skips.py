@@ -369,6 +369,23 @@ class _Members:
         one, other = (by_rank[rank], logs[rank]), (by_rank[reference], logs[reference])
         return _shift(self._records, self._comm, one, other)
 
+    def _are_in_step(self, reference: int, peers: Sequence[int]) -> bool:
+        """Return whether groups of one kind have made as many calls on all peers.
+
+        Groups whose work is uneven make as many calls as others by chance.
+        """
+        by_rank, logs = self._records.run.by_rank, self._logs
+        one = by_rank[reference], logs[reference]
+        return all(
+            first_unlike(own, theirs) is None
+            for rank in peers[:MOST_RANKS]
+            if rank != reference
+            for own, theirs in tracks_of(
+                self._records.run, self._comm, one, (by_rank[rank], logs[rank]), shapes=False
+            )
+            if own.item is Item.LIKE_CALLS
+        )
+
     def _odd(
         self, reference: int, shifts: Mapping[Shift, Sequence[int]], basis: str
     ) -> Iterator[Difference]:
@@ -378,6 +395,8 @@ class _Members:
             odd = self._logs[ranks[0]]
             peers = tuple(rank for rank in sorted(self._logs) if rank not in off)
             if not _have_one_line([self._logs[rank] for rank in peers], shift):
+                continue
+            if shift.item is Item.LIKE_CALLS and not self._are_in_step(reference, peers):
                 continue
             edits = (Edit(0, shift.inserted, 0, shift.deleted, shift.matched), *shift.later)
             yield Difference(

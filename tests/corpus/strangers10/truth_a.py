@@ -157,7 +157,7 @@ STORIES: dict[str, dict[str, Any]] = {
         "branch": "if not same.any():", "call": "dist.all_reduce(parameter.grad)",
         "story": "The loss of rank 1 does not depend on the gathered features, so that backward "
         "does not speak; it waits in the all_reduce of the first gradient. Its peers wait in "
-        "loss.backward(), in scatters that stand for the backward pass of all_gather.",
+        "loss.backward(), in scatters, the backward pass of all_gather.",
     },
     "dtensor_run_check": {
         "group": "tensor (3-5)", "op": "all_gather (of an object), and a broadcast after it",
@@ -192,8 +192,8 @@ STORIES: dict[str, dict[str, Any]] = {
     "pipe_pool_trimmed": {
         "group": "world", "op": "recv from 1 of a shape (tag 1)", "calls": +1,
         "step": "5, third microbatch", "branch": "if self.used > self.limit:",
-        "call": "dist.recv(told, src=self.before, tag=SHAPE)",
-        "story": "Rank 2 clears its pool and with it the shape that it was told. It waits for a "
+        "call": "dist.recv(announced, src=self.before, tag=SHAPE)",
+        "story": "Rank 2 clears its pool and with it the shape that it knew. It waits for a "
         "shape from rank 1, which sends rows (tag 2); rank 0 waits in a send to rank 1, rank 3 "
         "in a recv from rank 2.",
     },

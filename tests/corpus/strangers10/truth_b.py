@@ -173,8 +173,8 @@ STORIES: dict[str, dict[str, Any]] = {
     "admin_request_routed": {
         "group": "world", "op": "barrier", "calls": "+1 each", "step": 8,
         "branch": "if message.session:", "call": "dist.barrier()",
-        "story": "Ranks 2 and 3 enter a second barrier, their replica alone having been told to "
-        "flush; the others wait in the all_reduce of loads.",
+        "story": "The replica of ranks 2 and 3 alone is asked to flush, and enters a second "
+        "barrier; the others wait in the all_reduce of loads.",
     },
     "ulysses_heads_kernel": {
         "group": "world", "op": "all_to_all, 3 heads to each instead of 4, 4, 2, 2", "calls": 0,

@@ -1,4 +1,4 @@
-"""Four ranks train and a fifth stands by: it takes the place of one that is to be serviced."""
+"""Four ranks train and a fifth is a spare: it takes the place of one that is to be serviced."""
 
 import sys
 import time

@@ -34,14 +34,14 @@ class Stage:
         self.before = rank - 1 if rank else None
         self.after = rank + 1 if rank + 1 < world else None
         self.pool = Pool(limit)
-        self.told = 0
+        self.announced = 0
 
     def send_forward(self, rows: torch.Tensor) -> None:
         if self.after is None:
             return
-        if len(rows) != self.told:
+        if len(rows) != self.announced:
             dist.send(torch.tensor([len(rows)]), dst=self.after, tag=SHAPE)
-            self.told = len(rows)
+            self.announced = len(rows)
         dist.send(rows, dst=self.after, tag=ROWS)
 
     def recv_forward(self, length: int, first: bool) -> torch.Tensor:
@@ -49,9 +49,9 @@ class Stage:
             return torch.randn(length, WIDTH)
         buffer = self.pool.buffers.get(self.before)
         if buffer is None or (first and len(buffer) != length):
-            told = torch.empty(1, dtype=torch.int64)
-            dist.recv(told, src=self.before, tag=SHAPE)
-            buffer = self.pool.make(self.before, int(told))
+            announced = torch.empty(1, dtype=torch.int64)
+            dist.recv(announced, src=self.before, tag=SHAPE)
+            buffer = self.pool.make(self.before, int(announced))
         dist.recv(buffer, src=self.before, tag=ROWS)
         return buffer.clone()
 

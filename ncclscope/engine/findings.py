@@ -86,9 +86,7 @@ def from_difference(
     if not decided:
         thoughts.append(Differ.OPEN.of())
     confidence = "certain"
-    if not decided:
-        confidence = "ambiguous"
-    elif (
+    if (
         inferred
         or not (difference.certain and is_most)
         or difference.has_few_after
@@ -104,7 +102,7 @@ def from_difference(
             role, confidence = "latent", "likely"
             thoughts.append(Differ.IS_HOLE.of())
         elif difference.order is not None:
-            confidence = "likely" if decided else "ambiguous"
+            confidence = "likely"
             thoughts.append(Differ.WRONG_DATA.of())
     elif decided and (ahead := _posted_after(case, difference)) >= MANY:
         confidence = "likely"

@@ -11,11 +11,12 @@ from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.repairs.queued import Enqueued, up_to
-from ncclscope.engine.services.answers import unanswered
 from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.noted import lasting
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
-from ncclscope.model import Blame, Call, Communicator, Finding, Rank, State
+from ncclscope.model import Blame, Call, Communicator, Finding, Rank, Run, State
+from ncclscope.model.activities import INPUT
 from ncclscope.wording.names import call_there, plural
 from ncclscope.wording.stacks import starved_text
 from ncclscope.wording.stalls import Stall
@@ -110,8 +111,8 @@ class Stalled:
         ranks = tuple(rank.rank for rank in case.run.ranks if rank.logs)
         if case.waits.heads or len(ranks) < 2:
             return
-        if all(is_idle(case.run.by_rank[rank]) for rank in ranks) and not any(unanswered(case)):
-            return  # another program loads the GPUs of a service that rests
+        if _rests(case.run):
+            return  # another program loads the GPUs
         seconds = case.longest_common_quiet(ranks)
         snapshot = case.run.snapshot
         spinning = {rank.rank for rank in case.run.ranks if rank.details.get("gpu_spins")}
@@ -337,6 +338,12 @@ class _Half:
         """Return whether the other side waits in the same transfer."""
         other = pending.get(self.other)
         return other is not None and other.call is self.answer
+
+
+def _rests(run: Run) -> bool:
+    """Return whether all workers wait for work, and their engines for requests, as is recorded."""
+    engines = {one.labels.get("engine") for one in (*run.others, *run.ranks) if lasting(one, INPUT)}
+    return all(is_idle(one) and one.labels.get("engine") in engines for one in run.ranks)
 
 
 def _in_transfer(case: Case) -> dict[int, _Half]:

@@ -22,7 +22,7 @@ from ncclscope.engine.table import peer_of
 from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Blame, Call, Finding, State
-from ncclscope.model.signature import P2P_OPS, ROOTED_OPS
+from ncclscope.model.signature import P2P_OPS
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import plural, rank_text
 from ncclscope.wording.waits import Place, Wait
@@ -78,11 +78,16 @@ def _with_unseen(case: Case, graph: WaitGraph, finding: Finding) -> Finding:
         return finding
     reached = graph.reached(about)
     heads = (case.waits.heads.get(number) for number in reached & graph.obscure)
-    rooted = [call for call in heads if call and call.op in ROOTED_OPS and call.root is None]
+    rooted = [call for call in heads if call and call.lacks_root]
     met = frozenset[int]().union(*(case.run.communicators[call.comm].ranks for call in rooted))
     is_open = not finding.diverging_ranks and about & graph.waiting.keys() <= graph.released(())
     beyond = met | (reached & graph.unseen) if is_open else met
-    return finding if beyond <= about else finding.undecided(sorted(about | beyond))
+    if beyond <= about:
+        return finding
+    return replace(
+        finding.undecided(sorted(about | beyond)),
+        inferred=(*finding.inferred, Doubt.NOT_SEEN.of(sorted(beyond - about))),
+    )
 
 
 def _beside_others(findings: Sequence[Finding]) -> list[Finding]:

@@ -19,7 +19,6 @@ from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.engine.waits.what_keeps import what_keeps
 from ncclscope.model import Call, Communicator, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
-from ncclscope.model.signature import ROOTED_OPS
 from ncclscope.model.unranked import unranked
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, sentence, who_text
@@ -160,10 +159,7 @@ def unless_rooted(case: Case, finding: Finding) -> Finding:
     heads = [case.waits.heads.get(rank) for rank in ranks]
     if finding.role != "cause" or finding.kind != "not_joined" or comm is None or len(ranks) < 2:
         return finding
-    if not all(
-        head and head.comm == comm.key and head.op in ROOTED_OPS and head.root is None
-        for head in heads
-    ):
+    if not all(head and head.comm == comm.key and head.lacks_root for head in heads):
         return finding
     note = Doubt.ROOT.of(ranks, next(head for head in heads if head))
     return finding.with_note(note).undecided(comm.ranks)

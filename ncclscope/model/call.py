@@ -10,7 +10,7 @@ from typing import Any
 
 from ncclscope.model import sites
 from ncclscope.model.graphs import Replay
-from ncclscope.model.signature import sign
+from ncclscope.model.signature import ROOTED_OPS, sign
 
 CREATION_SUFFIX = "/groups"
 """Suffix of the key of a communicator on which only group creations are posted."""
@@ -152,6 +152,11 @@ class Call:
     def line(self) -> tuple[str | None, str | None]:
         """The site and the user's site, which together tell apart the statements of a program."""
         return self.site, self.user_site
+
+    @property
+    def lacks_root(self) -> bool:
+        """Whether it has a root that is not recorded."""
+        return self.root is None and self.op in ROOTED_OPS
 
     @property
     def global_root(self) -> int | None:

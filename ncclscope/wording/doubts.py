@@ -24,6 +24,7 @@ class Doubt(Phrase):
     )
     HELD_UP = "{} may have been held up by {}"
     RIVAL = "a repair of {} instead would release all ranks that wait as well"
+    NOT_SEEN = "what {} did is not seen, and may account for the wait as well"
     STILL_WAIT = "{} would still wait: something else is wrong, too"
     ONLY = "Only {} would release all {}."
     ONE_SIDE = (

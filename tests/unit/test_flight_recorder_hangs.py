@@ -287,6 +287,21 @@ def test_a_rank_that_another_one_receives_from_is_of_the_job(tmp_path: Path) -> 
     assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
 
 
+def test_ranks_behind_those_that_left_no_dump_are_not_the_only_candidates(tmp_path: Path) -> None:
+    """Ranks 0 and 1 left none. Rank 2 waits for rank 3, and rank 3 sends to rank 0."""
+    job = Job(4, {"1": ("tp", [2, 3])}, backend="gloo")
+    job.post(WORLD, retired=True, state="scheduled")
+    job.post([3], "send 3->0", state="scheduled")
+    job.post([2], group="1", state="scheduled")
+    directory = dated(job.write(tmp_path), job, 10 * MINUTE_NS)
+    for rank in (0, 1):
+        (directory / f"comm_lib_trace_rank_{rank}").unlink()
+
+    cause = cause_of(diagnose(open_run(directory)))
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (0, 2, 3))
+    assert "what rank 0 did is not seen, and may account for the wait as well" in cause.inferred
+
+
 def test_two_sends_to_each_other_are_one_cause(tmp_path: Path) -> None:
     job = Job(4)
     transfers(job)

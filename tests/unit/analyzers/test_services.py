@@ -196,6 +196,8 @@ def test_gpus_that_spin_below_a_service_at_rest_are_loaded_by_others(cluster_of:
     spins = [replace(one, details={**one.details, "gpu_spins": True}) for one in run.ranks]
 
     assert _verdict(replace(run, ranks=tuple(spins)))[0] == "ok"
+    unseen = replace(run, ranks=tuple(spins), others=())
+    assert _verdict(unseen)[:2] == ("hung", "stalled"), "its engine may wait for the GPUs"
 
 
 def test_an_engine_that_waits_for_requests_is_at_rest(cluster_of: ClusterOf) -> None:

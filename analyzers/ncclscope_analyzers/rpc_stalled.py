@@ -34,6 +34,7 @@ from ncclscope.wording.notes import Came, Rpc, Unheard, method_text
 _SHOWN = 4
 """Workers whose state is in the evidence."""
 _SAID = {
+    Came.ITSELF: Rpc.ITSELF,
     Came.INSIDE: Rpc.INSIDE,
     Came.EARLIER: Rpc.EARLIER,
     Came.NOT_TAKEN: Rpc.NOT_TAKEN,
@@ -76,6 +77,7 @@ def _finding(case: Case, one: Unanswered) -> Finding:
     is_known = far is not Came.ANSWERED and (len(ranks) < len(one.workers) or len(ranks) == 1)
     first = case.run.by_rank[ranks[0]]
     is_other = one.given_up and far is Came.EARLIER
+    began = Rpc.BEGAN if far is Came.ITSELF else Rpc.SENT_LAST if one.given_up else Rpc.SENT
     call = method_text(None if is_other else one.method)
     said = Rpc.GIVEN_UP if one.given_up else Rpc.LATE if one.is_late else _SAID[far]
     summary = said.of(
@@ -94,9 +96,7 @@ def _finding(case: Case, one: Unanswered) -> Finding:
         role="cause",
         analyzer=RpcStalled.name,
         evidence=(
-            (Rpc.SENT_LAST if one.given_up else Rpc.SENT).of(
-                _engine(one.name, one.pid), method_text(one.method), one.seconds
-            ),
+            began.of(_engine(one.name, one.pid), method_text(one.method), one.seconds),
             *(Rpc.WORKER.of(rank, one.workers[rank]) for rank in one.awaited[:_SHOWN]),
         ),
         hangs=True,
@@ -166,6 +166,7 @@ def _gone(case: Case) -> list[Finding]:
     return [
         _dead(
             Rpc.GONE.of(who=who, ranks=engines),
+            ranks=tuple(one.rank for one in engines if one.rank >= 0),
             evidence=tuple(Rpc.RAISED.of(one.pid, _error(one)) for one in others)[:_SHOWN],
         )
     ]

@@ -23,7 +23,7 @@ from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.completion import is_in_transfer
 from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
-from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.engine_steps import is_idle, schedules_itself
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.engine.waits.passed_by import passed_by
 from ncclscope.model import Finding, Rank, Run, State
@@ -206,7 +206,11 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     if run.ranks and all(rank.exited for rank in run.ranks):
         return _past(case, coverage)
     if len(motions) == 1 and len(run.ranks) == 1 and not run.linked:
-        return Agreement("unknown", f"{Why.ONE_PROCESS}{agree}")
+        if schedules_itself(run.ranks[0]) and run.ranks[0].alive:
+            return _living(case, coverage)
+        (alone,) = motions.values()
+        where = Why.STAYS.of(snapshot.gap, alone.text) if _stays(alone) else ""
+        return Agreement("unknown", f"{Why.ONE_PROCESS}{where}{agree}")
     ended += [rank.rank for rank in run.ranks if rank.alive is False and rank.rank not in motions]
     if lost := [number for number in ended if not _exited(run, number)]:
         return Agreement("unknown", Why.HAD_ENDED.of(lost) + agree)
@@ -240,6 +244,11 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
         text = Why.STILL_AT.of(still, snapshot.gap, "; ".join(places[:_SHOWN]))
     text = f"{_left_over(run)}{text}"
     return Agreement("unknown", f"{text}{agree}{not_recorded(coverage.unseen)}")
+
+
+def _stays(motion: Motion) -> bool:
+    """Return whether a process did not move, anywhere but where it waits for work."""
+    return motion.condition == "still" and motion.waits != "queue" and bool(motion.text)
 
 
 def _left_over(run: Run) -> str:
@@ -318,6 +327,8 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("ok", f"{Why.ALL_WAIT} {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
     unseen = not_recorded(coverage.unseen)
+    if steps := _stepping(case, awake):
+        return Agreement("ok", f"{Why.STEPS.of(steps)} {_agree(case)}")
     if not has_posted(run):
         return Agreement("unknown", f"{Why.NONE_YET}{unseen}")
     if quiet and min(quiet) < case.live_stall_seconds:
@@ -326,6 +337,25 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("ok" if coverage.complete else "unknown", _agree(case) + unseen)
     quietly = f"{_left_over(run)}{Why.QUIET.of(min(quiet))}"
     return Agreement("unknown", f"{quietly} {_agree(case)}{unseen}")
+
+
+def _stepping(case: Case, awake: Sequence[Rank]) -> list[int]:
+    """Return the engines that run their worker themselves, if all have begun a step of late.
+
+    Where there is only one rank, no collective shows that it moves.
+    """
+    limit = case.live_stall_seconds
+    ages = [_age_of_step(rank) for rank in awake if schedules_itself(rank)]
+    late = len(ages) < len(awake) or any(age is None or age >= limit for age in ages)
+    return [] if late else [rank.rank for rank in awake]
+
+
+def _age_of_step(rank: Rank) -> float | None:
+    """Return for how many seconds an engine has begun no step; None where that is not known."""
+    step = rank.activities.get("step")
+    if step is None or rank.last_seen_ns is None:
+        return None
+    return (rank.last_seen_ns - step.since_ns) / 1e9
 
 
 def _still_seconds(case: Case, rank: Rank) -> float | None:
@@ -348,6 +378,9 @@ def _may_wait_for_unknown_ranks(rank: Rank) -> bool:
 def _past(case: Case, coverage: Coverage) -> Agreement:
     """Judge the records of processes that have ended or whose state is unknown."""
     run = case.run
+    if not run.ranks and not all(one.exited for one in run.others):
+        # A server, whose engine may be about to start.
+        return Agreement("unknown", str(Why.NONE_YET))
     if all(rank.exited for rank in run.ranks):
         failures = failures_of(run.ranks)
         if not failures and (caught := _caught(run)):

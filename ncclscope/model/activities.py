@@ -33,6 +33,8 @@ WORK = "work"
 """Detail of a ``dequeue`` that waits for as long as it takes: a worker's, for what comes next."""
 INPUT = "input"
 """In an engine: it waits for requests, or takes them in."""
+ASKED = "asked"
+"""In an engine: it carries out what a client asked; the detail is the method, if it is one."""
 UNSCHEDULED = "unscheduled"
 """In an engine: no step has had tokens since, though requests wait; the number is how many, the
 detail what its scheduler counts."""

@@ -43,6 +43,7 @@ class Came(Phrase):
     EARLIER = "has not come back from an earlier call"
     BACK = "has taken it, has not answered, and waits for work again"
     ANSWERED = "has answered"
+    ITSELF = "runs in the engine's process, and has not come back"
 
 
 class Rpc(Phrase):
@@ -51,6 +52,10 @@ class Rpc(Phrase):
     INSIDE = (
         "{who:^} {ranks:have} not answered {call}, for which {engine} has waited {seconds:.0f} s: "
         "{ranks:they} took the call, and {ranks:are} {at}."
+    )
+    ITSELF = (
+        "{who:^} {ranks:have} not come back from {call} in {seconds:.0f} s, and {ranks:are} {at}: "
+        "{engine} runs in the same process, and answers nobody."
     )
     EARLIER = (
         "{who:^} {ranks:have} not taken {call}, for whose answer {engine} has waited {seconds:.0f} "
@@ -105,6 +110,7 @@ class Rpc(Phrase):
     IS_STOPPED = "stopped by a signal (state T)"
     UNSEEN = "at a place that is not recorded"
     SENT = "{} sent {}, and has waited for the answer for {:.0f} s"
+    BEGAN = "{} has been in {} for {:.0f} s"
     SENT_LAST = "{} sent {} last, and has waited for requests for {:.0f} s"
     WORKER = "rank {} {}"
 

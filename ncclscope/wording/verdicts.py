@@ -35,6 +35,7 @@ class Why(Phrase):
         "these wait for answers."
     )
     ONE_PROCESS = "There is only one process, and none to compare it with."
+    STAYS = " It did not move for {:.0f} s: it is at {}."
     HAD_ENDED = "{:^} had ended when the processes were sampled, and no record shows how."
     WORKERS_WAIT = "{} Its workers wait for work."
     NO_MODEL = (
@@ -58,6 +59,7 @@ class Why(Phrase):
     IS_AT = "rank {} is at {}"
     NOT_EXITED = "{0:^} exited in order, {1} did not. "
     NONE_YET = "No rank has posted a call yet."
+    STEPS = "{0:^} {0:run} engine steps."
     QUIET = (
         "No rank has posted a call for {:.0f} s, and the records do not show whether the job is "
         "idle or hangs."

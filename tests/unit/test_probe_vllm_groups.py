@@ -99,6 +99,30 @@ def start_engine(rank: int) -> None:
     os._exit(0)
 
 
+def ask_engine(_rank: int) -> None:
+    """What an engine core does with what clients ask of it, up to a method that hangs."""
+    from vllm.v1.engine import EngineCoreRequestType as Kind
+    from vllm.v1.engine.core import EngineCoreProc
+
+    engine = EngineCoreProc.__new__(EngineCoreProc)
+    noted: list[tuple[str | None, bool]] = []
+
+    def note(*_: object) -> None:
+        tracer = session.current()
+        assert tracer is not None
+        found = read_ring(Path(tracer.path)).activities["asked"]
+        noted.append((found.detail, found.until_ns is None))
+
+    engine.abort_requests = note
+    engine._invoke_utility_method = note
+    engine._reject_utility_in_shutdown = lambda *_: False
+    engine._handle_client_request(Kind.ABORT, ["a"])
+    engine._handle_client_request(Kind.UTILITY, (0, 1, "add_lora", ()))
+    note()
+    assert noted == [("abort", True), ("add_lora", True), ("add_lora", False)]
+    os._exit(0)
+
+
 def run_model_groups(rings: Path, **environment: str) -> Run:
     ident = f"ncclscope-test-{os.getpid()}"
     environment["VLLM_DIST_IDENT"] = ident
@@ -119,6 +143,12 @@ def test_queues_are_noted_and_work_as_ever(grouped: Run) -> None:
     assert (waits.count, waits.detail, waits.until_ns) == (4, "work", None)
     for rank in (first, second):
         assert "probe_failed" not in rank.details
+
+
+def test_what_a_client_asks_of_an_engine_is_noted_while_it_lasts(tmp_path: Path) -> None:
+    (rank,) = run_ranks(__file__, "ask_engine", tmp_path, size=1).ranks
+
+    assert "probe_failed" not in rank.details
 
 
 def run_engines(rings: Path, **environment: str) -> Run:

@@ -9,17 +9,17 @@ answer: it has them all, or it has given up those of the workers that are still 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
 from ncclscope.engine.processes.requests import awaits_requests
-from ncclscope.engine.waits.engine_steps import how_far
+from ncclscope.engine.waits.engine_steps import engine_cores, how_far, schedules_itself
 from ncclscope.engine.waits.graph import waiting_in_calls
-from ncclscope.engine.waits.noted import lasting
+from ncclscope.engine.waits.noted import Noted, lasting
 from ncclscope.model import Activity, Rank
-from ncclscope.model.activities import INPUT, WORK
+from ncclscope.model.activities import ASKED, INPUT, WORK
 from ncclscope.wording.notes import Came
 
 
@@ -129,7 +129,10 @@ def _came_as_seen(motion: Motion) -> Came:
 
 def _recorded(case: Case) -> Iterator[Unanswered]:
     run = case.run
-    for engine in run.others:
+    for engine in engine_cores(run):
+        if schedules_itself(engine):
+            yield from _inside(case, engine)
+            continue
         name, sent = engine.labels.get("engine"), engine.activities.get("enqueue")
         waits, rests = lasting(engine, "dequeue"), _rests_for(engine)
         if name is None or sent is None or sent.until_ns is None:
@@ -165,6 +168,36 @@ def _recorded(case: Case) -> Iterator[Unanswered]:
                 stopped=frozenset(rank.rank for rank in workers if rank.details.get("stopped")),
                 given_up=waits is None,
             )
+
+
+def _inside(case: Case, engine: Rank) -> Iterator[Unanswered]:
+    """Yield what an engine that runs its worker itself has not come back from."""
+    noted = [one for name in ("step", ASKED) if (one := lasting(engine, name))]
+    noted = noted or [one for one in [_turn(engine)] if one]
+    if not noted or engine.rank in waiting_in_calls(case) or case.how_it_ended(engine):
+        return
+    newest = min(noted, key=lambda one: one.seconds)
+    share = share_of_core(case, engine.rank)
+    yield Unanswered(
+        pid=engine.pid,
+        name=engine.labels.get("engine", ""),
+        method=newest.activity,
+        alive=engine.alive is True,
+        seconds=newest.seconds,
+        workers={engine.rank: Came.ITSELF},
+        awaited=(engine.rank,),
+        shares={} if share is None else {engine.rank: share},
+        stopped=frozenset({engine.rank} if engine.details.get("stopped") else ()),
+    )
+
+
+def _turn(engine: Rank) -> Noted | None:
+    """Return the step of an engine since it last took requests in; None while it takes them in."""
+    taken, seen = engine.activities[INPUT], engine.last_seen_ns
+    if taken.until_ns is None or seen is None:
+        return None
+    step = replace(taken, name="step", detail="step", since_ns=taken.until_ns, until_ns=None)
+    return Noted(max(0.0, (seen - taken.until_ns) / 1e9), step)
 
 
 def _rests_for(engine: Rank) -> float | None:

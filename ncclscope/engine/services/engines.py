@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.waits.engine_steps import engine_cores
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.activities import RAISED, WORKER_DIED
@@ -67,16 +68,17 @@ def _waits(engine: Rank, key: str) -> bool:
 def engines_gone(run: Run) -> list[Rank]:
     """Return the engines that recorded no end, and that a worker of theirs has outlived.
 
-    It still runs, or it ended in order and their server found them dead. Who kills a whole service
-    leaves neither.
+    It still runs, or it ended in order and their server found them dead; so it did if the worker
+    runs in the engine itself. Who kills a whole service leaves neither.
     """
     errors = [one.activities[RAISED].detail or "" for one in run.others if RAISED in one.activities]
     is_seen = any(error.startswith(_SEEN_DEAD) for error in errors)
     found = []
-    for one in run.others:
+    for one in engine_cores(run):
         workers = [rank for rank in run.ranks if rank.labels.get("engine") == _label(one)]
         is_gone = one.alive is False and not (one.exited or one.details.get("ended_with"))
-        if is_gone and any(rank.alive or (is_seen and rank.exited) for rank in workers):
+        alone = workers == [one]
+        if is_gone and any(r.alive or (is_seen and (r.exited or alone)) for r in workers):
             found.append(one)
     return found
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, read_motions, read_servers
 from ncclscope.engine.records import DEAD_SECONDS, Records
-from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.engine_steps import is_idle, schedules_itself
 from ncclscope.engine.waits.noted import lasting, seconds_of
 from ncclscope.model import Rank, Run
 from ncclscope.model.activities import INPUT, LOOP
@@ -92,7 +92,7 @@ def _may_be_missed(process: Rank) -> bool:
     if process.exited or any(process.details.get(name) for name in ("ended_with", "beating")):
         return False
     serves = process.details.get("role") in SERVICE or "engine" in process.labels
-    return is_idle(process) if process.rank >= 0 else serves
+    return is_idle(process) or schedules_itself(process) if process.rank >= 0 else serves
 
 
 def silent_seconds(run: Run, process: Rank) -> float:

@@ -16,7 +16,7 @@ from ncclscope.engine.sequences.habit import in_step
 from ncclscope.engine.sequences.step_rhythm import step_of
 from ncclscope.engine.waits.noted import raised
 from ncclscope.model import Activity, Call, Finding, Rank, Run, State, Step
-from ncclscope.model.activities import INPUT, WORK, WORKER_DIED
+from ncclscope.model.activities import ASKED, INPUT, WORK, WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
@@ -129,9 +129,30 @@ def _doing(rank: Rank, engine: Rank | None) -> str:
 
 
 def is_idle(rank: Rank) -> bool:
-    """Return whether a worker waits, outside of any step, for a request from its engine."""
+    """Return whether a worker waits, outside of any step, for a request from its engine.
+
+    Or it is an engine, and waits for requests itself.
+    """
+    if _lasting(rank, "step") is not None:
+        return False
     waits = _lasting(rank, "dequeue")
-    return waits is not None and waits.detail == WORK and _lasting(rank, "step") is None
+    return awaits_requests(rank) if waits is None else waits.detail == WORK
+
+
+def awaits_requests(engine: Rank) -> bool:
+    """Return whether an engine waits for requests, and is not at what a client asked of it."""
+    return _lasting(engine, INPUT) is not None and _lasting(engine, ASKED) is None
+
+
+def schedules_itself(rank: Rank) -> bool:
+    """Return whether a rank is an engine that runs its only worker itself."""
+    return rank.rank >= 0 and INPUT in rank.activities
+
+
+def engine_cores(run: Run) -> list[Rank]:
+    """Return the engine cores: processes of their own, and ranks that are engines themselves."""
+    apart = [process for process in run.others if "engine" in process.labels]
+    return [*apart, *filter(schedules_itself, run.ranks)]
 
 
 def how_far(worker: Rank, sent: Activity) -> Came:

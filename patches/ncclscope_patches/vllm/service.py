@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from ncclscope.clock import now_ns
-from ncclscope.model.activities import INPUT, LOOP, PAUSED, REQUESTS, UNSCHEDULED
+from ncclscope.model.activities import ASKED, INPUT, LOOP, PAUSED, REQUESTS, UNSCHEDULED
 from ncclscope.model.metadata import COORDINATOR, FRONTEND
 from ncclscope.ring.activity import Slot
 from ncclscope.tracing import session
@@ -36,7 +36,10 @@ _NOTHING = (None, 0)
 
 
 class VllmEngineInput(Note):
-    """Records when an engine waits for requests, which is rest, unlike its waits for answers."""
+    """Records when an engine waits for requests, which is rest, unlike its waits for answers.
+
+    It takes them in within the same method, and carries out there what clients ask of it.
+    """
 
     name = "vllm_engine_input"
     target = "vllm.v1.engine.core"
@@ -45,6 +48,7 @@ class VllmEngineInput(Note):
         engine = getattr(module, "EngineCoreProc", None)
         if engine is not None:
             put_noting(self, engine, "_process_input_queue", INPUT, _NOTHING)
+            put_noting(self, engine, "_handle_client_request", ASKED, _asked)
 
 
 class VllmCoordinator(Note):
@@ -188,6 +192,13 @@ class VllmRequests(Note):
 
     def _forget(self) -> None:
         self._slot, self._phase = None, None
+
+
+def _asked(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[str | None, int]:
+    """Return the method that a client asks for, or else the type of its request."""
+    _engine, kind, request = args
+    is_method = kind.name == "UTILITY"
+    return (str(request[2]) if is_method else kind.name.lower()), 0
 
 
 def _unfinished(scheduler: Any) -> int:

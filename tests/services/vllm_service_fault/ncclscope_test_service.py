@@ -12,11 +12,14 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | ``hold_answers`` | a task of the API server | the answers of its engine; the loop goes on |
 | ``hold_receive`` | worker 1 | before it receives from the stage before it |
 | ``skip_send`` | worker 0 | leaves out what it is to send to the next stage |
+| ``hold_check`` | worker 1 | before it says that it is healthy |
 | ``hold_adapter`` | worker 1 | a lock of its own, before it loads an adapter |
 | ``hold_step`` | worker 1 | before its next step |
 | ``raise_in_step`` | worker 1 | raises in its next step |
 | ``hold_engines`` | engine 1 | before a call of all engines |
 | ``leave_engines`` | engine 1 | leaves out such a call, and rests |
+
+Where there is only worker 0, it does what worker 1 does.
 
 ``note_rest`` is no fault: each engine writes how much it has done into the file `rest` and its
 number, beside that of the fault, whenever it begins to wait for requests. Of several engines that
@@ -94,6 +97,7 @@ def _plant_in_workers() -> None:
     _before("hold_receive", GroupCoordinator, "irecv_tensor_dict", _of_last(_hold))
     _instead("skip_send", GroupCoordinator, "isend_tensor_dict", lambda *_: True, [])
     _before("hold_step", Worker, "execute_model", _of_last(_hold))
+    _before("hold_check", Worker, "check_health", _of_last(_hold))
     _before("raise_in_step", Worker, "execute_model", _of_last(_raise))
 
 
@@ -154,7 +158,7 @@ def _of_last(then: Callable[..., None]) -> Callable[..., None]:
     def of_last(*args: Any) -> None:
         import torch
 
-        if torch.distributed.get_rank() == LAST_RANK:
+        if torch.distributed.get_rank() == min(LAST_RANK, torch.distributed.get_world_size() - 1):
             then(*args)
 
     return of_last

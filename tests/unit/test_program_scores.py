@@ -32,6 +32,8 @@ from tests.corpus.strangers9.truth import PROGRAMS as STRANGERS9
 from tests.corpus.strangers9.truth import STORIES as STORIES9
 from tests.corpus.strangers10.truth import PROGRAMS as STRANGERS10
 from tests.corpus.strangers10.truth import STORIES as STORIES10
+from tests.corpus.strangers11.truth import PROGRAMS as STRANGERS11
+from tests.corpus.strangers11.truth import STORIES as STORIES11
 
 
 def document(
@@ -65,6 +67,7 @@ def document(
         STRANGERS8,
         STRANGERS9,
         STRANGERS10,
+        STRANGERS11,
     ],
 )
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
@@ -85,6 +88,7 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS8, STORIES8),
         (STRANGERS9, STORIES9),
         (STRANGERS10, STORIES10),
+        (STRANGERS11, STORIES11),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -105,6 +109,7 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS8.values(),
         *STRANGERS9.values(),
         *STRANGERS10.values(),
+        *STRANGERS11.values(),
     ],
     ids=lambda program: program.name,
 )

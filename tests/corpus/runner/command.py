@@ -30,6 +30,7 @@ from tests.corpus.strangers7.truth import PROGRAMS as STRANGERS7
 from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
 from tests.corpus.strangers9.truth import PROGRAMS as STRANGERS9
 from tests.corpus.strangers10.truth import PROGRAMS as STRANGERS10
+from tests.corpus.strangers11.truth import PROGRAMS as STRANGERS11
 
 __all__ = ["KNOWN", "main"]
 
@@ -45,6 +46,7 @@ _SETS = {
     "strangers8": STRANGERS8,
     "strangers9": STRANGERS9,
     "strangers10": STRANGERS10,
+    "strangers11": STRANGERS11,
 }
 KNOWN = {name: program for programs in _SETS.values() for name, program in programs.items()}
 _NONE = frozenset({NO_ANSWER, NO_HANG})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.services.requests import unscheduled
-from ncclscope.engine.services.steps import stepping
+from ncclscope.engine.services.requests import stepping, unscheduled
 from ncclscope.engine.transfers.engines import Engines
 from ncclscope.model import Blame, Finding
 from ncclscope.wording.names import plural

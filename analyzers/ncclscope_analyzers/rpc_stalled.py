@@ -8,17 +8,20 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import LATE
 from ncclscope.engine.processes.motion import seen_at
-from ncclscope.engine.services.answers import Unanswered, unanswered
-from ncclscope.engine.services.engines import (
+from ncclscope.engine.services.answers import (
     Apart,
     Fallen,
+    Unanswered,
     engines_apart,
     engines_fallen,
     engines_gone,
+    unanswered,
 )
-from ncclscope.engine.services.requests import lost_requests, open_requests, paused
-from ncclscope.engine.services.unresponsive import (
+from ncclscope.engine.services.requests import (
     Unresponsive,
+    lost_requests,
+    open_requests,
+    paused,
     place_of,
     unresponsive,
     without_work,

@@ -38,7 +38,7 @@ from ncclscope.engine.processes.evidence import absent_ranks
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.processes.stack_verdict import judge_stacks
-from ncclscope.engine.services.steps import stepping
+from ncclscope.engine.services.requests import stepping
 from ncclscope.engine.verdict import diagnose
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run

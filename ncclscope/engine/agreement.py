@@ -17,8 +17,7 @@ from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.sequences.difference import Difference
-from ncclscope.engine.services.requests import open_requests, paused
-from ncclscope.engine.services.steps import stepping, without_engine
+from ncclscope.engine.services.requests import open_requests, paused, stepping, without_engine
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.completion import is_in_transfer

@@ -7,8 +7,8 @@ from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_engines, read_servers
-from ncclscope.engine.services.engines import raised_before
-from ncclscope.engine.services.unresponsive import (
+from ncclscope.engine.services.answers import raised_before
+from ncclscope.engine.services.requests import (
     as_process,
     is_held,
     place_of,

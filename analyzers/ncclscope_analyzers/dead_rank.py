@@ -9,7 +9,9 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.lost_together import as_one
 from ncclscope.engine.missed import missed_by_engines, missed_by_launchers, missed_by_peers
 from ncclscope.engine.records import DEAD_SECONDS
-from ncclscope.engine.waits.endings import (
+from ncclscope.engine.waits.graph import take_sides
+from ncclscope.engine.waits.waits import (
+    PendingCall,
     failed,
     failed_inside,
     given_up,
@@ -19,8 +21,6 @@ from ncclscope.engine.waits.endings import (
     timed_out,
     without_note,
 )
-from ncclscope.engine.waits.minority import take_sides
-from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Blame, Call, Communicator, Fact, Finding, Rank
 from ncclscope.wording.ends import Dead, End, Ending
 from ncclscope.wording.names import call_on, made_text, rank_text

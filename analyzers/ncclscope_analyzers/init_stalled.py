@@ -8,7 +8,6 @@ from textwrap import shorten
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import read_motions
-from ncclscope.engine.waits.endings import failed
 from ncclscope.engine.waits.meeting import disagreements, world_sizes
 from ncclscope.engine.waits.noted import (
     Noted,
@@ -21,6 +20,7 @@ from ncclscope.engine.waits.noted import (
     timeout_text,
 )
 from ncclscope.engine.waits.noted import doing as doing_now
+from ncclscope.engine.waits.waits import failed
 from ncclscope.model import Blame, Finding, Rank
 from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.untrusted import printable

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import seen_at
-from ncclscope.engine.waits.endings import timed_out_in_transfer
 from ncclscope.engine.waits.engine_steps import is_idle
-from ncclscope.engine.waits.meeting import disagreements
-from ncclscope.engine.waits.minority import (
+from ncclscope.engine.waits.graph import (
     Sides,
     describe_sides,
     describe_wait,
@@ -18,6 +16,7 @@ from ncclscope.engine.waits.minority import (
     take_sides,
     waiting_in,
 )
+from ncclscope.engine.waits.meeting import disagreements
 from ncclscope.engine.waits.noted import (
     doing,
     doing_in_common,
@@ -30,11 +29,10 @@ from ncclscope.engine.waits.noted import (
     timeout_lines,
     wait_for_keys,
 )
-from ncclscope.engine.waits.open_transfers import open_transfers
 from ncclscope.engine.waits.passed_by import came_past
 from ncclscope.engine.waits.queues import unread_blocks
-from ncclscope.engine.waits.transfers import stuck_transfers
-from ncclscope.engine.waits.waits import PendingCall
+from ncclscope.engine.waits.transfers import open_transfers, stuck_transfers
+from ncclscope.engine.waits.waits import PendingCall, timed_out_in_transfer
 from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
 from ncclscope.model import Blame, Fact, Finding, Rank
 from ncclscope.model.activities import INIT

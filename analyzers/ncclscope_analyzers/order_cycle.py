@@ -8,9 +8,9 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.sequences.habit import PAST, Habit, expected_next, habit_of
 from ncclscope.engine.waits.engine_steps import counterpart
+from ncclscope.engine.waits.graph import is_stray, waiting_in
 from ncclscope.engine.waits.launches import contention
-from ncclscope.engine.waits.minority import is_stray, waiting_in
-from ncclscope.engine.waits.posting_order import PostingOrder
+from ncclscope.engine.waits.order import PostingOrder
 from ncclscope.engine.waits.waits import PendingCall
 from ncclscope.model import Blame, Call, Fact, Finding, Rank
 from ncclscope.model.signature import CREATION_OPS

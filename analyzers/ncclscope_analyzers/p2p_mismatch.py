@@ -10,15 +10,17 @@ from ncclscope.engine.coverage import unrecorded_kinds
 from ncclscope.engine.sequences.step_order import LeftOrder, left_order
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import doing, note_lines
-from ncclscope.engine.waits.open_transfers import behind_others, may_come, unanswered
-from ncclscope.engine.waits.stopped_ends import short_rank, stopped_end
 from ncclscope.engine.waits.transfers import (
     Pair,
     StuckTransfer,
+    behind_others,
     fits,
     has_tags,
+    may_come,
     pairs,
+    short_rank,
     stuck_transfers,
+    unanswered,
     waiting_cycle,
 )
 from ncclscope.model import Blame, Call, Communicator, Fact, Finding, State
@@ -57,13 +59,6 @@ class P2pMismatch:
                     yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
         found = stuck_transfers(case)
-        stopped = stopped_end(case, found, self.name)
-        if stopped is not None and not unfit:
-            yield stopped
-            for transfer in found:
-                if transfer.peer not in stopped.diverging_ranks:
-                    yield self._missing(case, transfer, "consequence")
-            return
         for transfer in found:
             if transfer.is_led:
                 yield self._missing(case, transfer, "consequence")

@@ -11,10 +11,10 @@ from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.repairs.queued import Enqueued, up_to
-from ncclscope.engine.waits.endings import ended_by, is_last, timed_out
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import lasting
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
+from ncclscope.engine.waits.waits import ended_by, is_last, timed_out
 from ncclscope.model import Blame, Call, Communicator, Finding, Rank, Run, State
 from ncclscope.model.activities import INPUT
 from ncclscope.wording.names import call_there, plural

@@ -12,15 +12,19 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import as_consequence
 from ncclscope.engine.processes.outside import past_outside
-from ncclscope.engine.repairs.by_rounds import by_parts, decided_by_rounds, were_answered
 from ncclscope.engine.repairs.graph import WaitGraph
-from ncclscope.engine.repairs.proof import prove
-from ncclscope.engine.repairs.repair import MOST_RANKS
-from ncclscope.engine.repairs.unmade import with_unmade_groups
+from ncclscope.engine.repairs.repair import (
+    MOST_RANKS,
+    by_parts,
+    decided_by_rounds,
+    prove,
+    were_answered,
+    with_unmade_groups,
+)
 from ncclscope.engine.sequences.streams import Repeated, repeated
 from ncclscope.engine.table import peer_of
-from ncclscope.engine.waits.endings import ended_by_peers
 from ncclscope.engine.waits.graph import wait_graph
+from ncclscope.engine.waits.waits import ended_by_peers
 from ncclscope.model import Blame, Call, Finding, State
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.wording.doubts import Doubt

@@ -20,11 +20,10 @@ from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused, stepping, without_engine
 from ncclscope.engine.table import peer_of
 from ncclscope.engine.unlogged import cut_short, unlogged_members
-from ncclscope.engine.waits.completion import is_in_transfer
-from ncclscope.engine.waits.endings import ended_by, ended_by_peers, was_interrupted
 from ncclscope.engine.waits.engine_steps import is_idle, schedules_itself
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.engine.waits.passed_by import passed_by
+from ncclscope.engine.waits.waits import ended_by, ended_by_peers, is_in_transfer, was_interrupted
 from ncclscope.model import Finding, Rank, Run, State
 from ncclscope.model.activities import LOOP
 from ncclscope.model.metadata import DAMAGED

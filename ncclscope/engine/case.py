@@ -35,19 +35,21 @@ from ncclscope.engine.sequences.tie_breaks import (
     majority_of_kind,
     suspect_of_pair,
 )
-from ncclscope.engine.waits.completion import PENDING, is_in_transfer, reports_completion
-from ncclscope.engine.waits.endings import (
+from ncclscope.engine.waits.noted import doing, raised
+from ncclscope.engine.waits.order import Moment, Order, PostingOrder
+from ncclscope.engine.waits.waits import (
+    PENDING,
+    PendingCall,
+    Waits,
     ended_by_peers,
     given_up_after,
     interrupted_after,
+    is_in_transfer,
     lost_by_peers,
+    reports_completion,
     timed_out,
     without_note,
 )
-from ncclscope.engine.waits.noted import doing, raised
-from ncclscope.engine.waits.order import Moment, Order
-from ncclscope.engine.waits.posting_order import PostingOrder
-from ncclscope.engine.waits.waits import PendingCall, Waits
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import ROOTED_OPS

@@ -34,7 +34,6 @@ from ncclscope.engine.reservations import (
     unless_unranked,
     unless_untraced,
 )
-from ncclscope.engine.waits.endings import interrupted_after
 from ncclscope.engine.waits.noted import doing_in_common, raised_in, raised_line
 from ncclscope.engine.waits.unrecorded import (
     ANALYZER,
@@ -42,6 +41,7 @@ from ncclscope.engine.waits.unrecorded import (
     lost_connections,
     waiting_unrecorded,
 )
+from ncclscope.engine.waits.waits import interrupted_after
 from ncclscope.model import Blame, Call, Finding, State
 from ncclscope.model.activities import STORE_WAIT
 from ncclscope.model.metadata import DAMAGED, UNCHECKED

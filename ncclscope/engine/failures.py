@@ -14,9 +14,9 @@ from ncclscope.engine.services.requests import (
     place_of,
     unresponsive,
 )
-from ncclscope.engine.waits.endings import failed, lost_store, timed_out
 from ncclscope.engine.waits.engine_steps import was_killed
 from ncclscope.engine.waits.noted import raised
+from ncclscope.engine.waits.waits import failed, lost_store, timed_out
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.activities import RAISED
 from ncclscope.model.metadata import ENDS, LAUNCHER

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.records import DEAD_SECONDS
-from ncclscope.engine.waits.endings import status_of
 from ncclscope.engine.waits.engine_steps import dead_workers
+from ncclscope.engine.waits.waits import status_of
 from ncclscope.model import Blame, Finding, Rank
 from ncclscope.wording.ends import End, Ending, Ends
 from ncclscope.wording.names import rank_text, who_text

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope import settings
-from ncclscope.engine.waits.completion import last_states
-from ncclscope.engine.waits.posting_order import WINDOWS, order_of
+from ncclscope.engine.waits.order import WINDOWS, order_of
+from ncclscope.engine.waits.waits import last_states
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog, newest_of

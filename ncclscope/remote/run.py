@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ncclscope.engine.waits.posting_order import WINDOWS
+from ncclscope.engine.waits.order import WINDOWS
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.model.device import DeviceProgress

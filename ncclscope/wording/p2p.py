@@ -26,7 +26,6 @@ class Half(Phrase):
     """That one half of a transfer is missing, and whose."""
 
     NO_SERVER = ": a server without requests looks the same"
-    HELD_UP = "ranks that wait for a rank which waits itself are held up by this one"
     NEWEST = "rank {}: {}, its newest call"
     LAST_CALL = "the last call of rank {} is {} on {}, {}"
     NO_OTHER_SIDE = (
@@ -36,16 +35,6 @@ class Half(Phrase):
     FROM_ANY = " from any rank"
     SEVERAL_WAIT = "{} diverged: several ranks wait for it, and it waits in no transfer itself"
     COUNTS = "{} to rank {} from all ranks, {} there"
-    STOPPED = (
-        "{who:^} {ranks:are} {state}; {waiting} {waiting:wait} for {ranks:their} half of transfers "
-        "on {comm}."
-    )
-    BY_SIGNAL = "stopped by a signal"
-    NO_HEARTBEAT = "dead, gone or stopped (no heartbeat for seconds)"
-    LACKS = (
-        "rank {0.rank} is in {0.call}, transfer {0.number} between it and rank {0.peer}, which has "
-        "posted no other half"
-    )
     WAITS_IN_NONE = "it waits in no transfer itself"
     DIFFERS = (
         "it has posted up to transfer {} with its neighbours, {} than all others, which have "

@@ -18,8 +18,7 @@ from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions, seen_at
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.waits.engine_steps import is_idle
-from ncclscope.engine.waits.graph import wait_graph
-from ncclscope.engine.waits.minority import dependants
+from ncclscope.engine.waits.graph import dependants, wait_graph
 from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
 from ncclscope.model import Blame, Communicator, Finding, Rank

@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ncclscope.engine.records import DEAD_SECONDS, Records, have_one_time
-from ncclscope.engine.waits.completion import PENDING
-from ncclscope.engine.waits.endings import ended_by_peers, failed, lost_store, status_of
-from ncclscope.engine.waits.waits import members_of
+from ncclscope.engine.waits.waits import (
+    PENDING,
+    ended_by_peers,
+    failed,
+    lost_store,
+    members_of,
+    status_of,
+)
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.signature import CREATION_OPS, P2P_OPS
 from ncclscope.model.threads import holds_up

@@ -14,8 +14,8 @@ from itertools import zip_longest
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.table import peer_of
-from ncclscope.engine.waits.completion import PENDING, first_pending
 from ncclscope.engine.waits.transfers import has_tags, pairs
+from ncclscope.engine.waits.waits import PENDING, first_pending
 from ncclscope.model import Call, Rank, State
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.signature import P2P_OPS

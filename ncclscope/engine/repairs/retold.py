@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, read_motions
-from ncclscope.engine.repairs.proof import play, repair_of
-from ncclscope.engine.repairs.repair import MOST_RANKS
+from ncclscope.engine.repairs.repair import MOST_RANKS, play, repair_of
 from ncclscope.engine.repairs.rounds import distances, is_behind_the_loop, left_out, place_of
 from ncclscope.engine.sequences.align import side_by_side
 from ncclscope.engine.sequences.difference import Difference

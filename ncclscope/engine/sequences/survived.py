@@ -30,8 +30,8 @@ import numpy as np
 
 from ncclscope.engine.sequences.align import Divergence
 from ncclscope.engine.sequences.groups import part_outside_groups
-from ncclscope.engine.waits.completion import first_pending
-from ncclscope.engine.waits.posting_order import AHEAD, STEPS
+from ncclscope.engine.waits.order import AHEAD, STEPS
+from ncclscope.engine.waits.waits import first_pending
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail

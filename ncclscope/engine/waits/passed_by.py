@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.waits.completion import reports_completion
+from ncclscope.engine.waits.waits import reports_completion
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.threads import precedes
 from ncclscope.wording.names import call_on

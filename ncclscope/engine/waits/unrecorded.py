@@ -13,7 +13,7 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.positions import Position, is_inside_unrecorded
-from ncclscope.engine.waits.endings import failed, status_of
+from ncclscope.engine.waits.waits import failed, status_of
 from ncclscope.model import Blame, Finding, Rank, State
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ncclscope.engine.processes.asleep import wakes_of
 from ncclscope.engine.processes.motion import is_seen_at_work
 from ncclscope.engine.records import DEAD_SECONDS
-from ncclscope.engine.waits.completion import is_in_transfer
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.noted import doing, raised
+from ncclscope.engine.waits.waits import is_in_transfer
 from ncclscope.model import Rank
 from ncclscope.wording.waits import Keeps
 

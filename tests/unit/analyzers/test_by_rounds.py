@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.repairs.by_rounds import were_answered
+from ncclscope.engine.repairs.repair import were_answered
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Finding
 from ncclscope.model.activities import RAISED

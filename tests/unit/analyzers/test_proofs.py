@@ -10,8 +10,7 @@ import pytest
 from ncclscope import diagnose, open_run
 from ncclscope.engine.case import Case
 from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
-from ncclscope.engine.repairs.proof import Played, Proof
-from ncclscope.engine.repairs.repair import Change, repaired
+from ncclscope.engine.repairs.repair import Change, Played, Proof, repaired
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.model import Call, Finding
 from tests.corpus.registry import all_cases

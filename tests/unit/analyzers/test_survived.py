@@ -11,7 +11,7 @@ import pytest
 
 from ncclscope.engine.case import MOST_SURVIVED
 from ncclscope.engine.verdict import diagnose
-from ncclscope.engine.waits.posting_order import AHEAD
+from ncclscope.engine.waits.order import AHEAD
 from ncclscope.model import Finding
 from tests.support.cluster import Cluster
 

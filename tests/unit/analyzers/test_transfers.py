@@ -11,9 +11,8 @@ import pytest
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.verdict import diagnose
-from ncclscope.engine.waits import stopped_ends
-from ncclscope.engine.waits.stopped_ends import short_rank
-from ncclscope.engine.waits.transfers import pairs, stuck_transfers
+from ncclscope.engine.waits import transfers
+from ncclscope.engine.waits.transfers import pairs, short_rank, stuck_transfers
 from tests.support.cluster import Cluster, agrees
 
 ClusterOf = Callable[[int], Cluster]
@@ -672,7 +671,7 @@ def test_pairs_are_sought_as_often_in_a_large_ring_as_in_a_small_one(
         case = Case(cluster.run())
         found, asked = stuck_transfers(case), []
         monkeypatch.setattr(
-            stopped_ends, "pairs", lambda of, asked=asked: asked.append(of) or pairs(of)
+            transfers, "pairs", lambda of, asked=asked: asked.append(of) or pairs(of)
         )
         assert short_rank(case, found) is None
         counts.append(len(asked))

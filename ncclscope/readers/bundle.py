@@ -115,7 +115,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         state = worker.samples[-1].state if worker.samples else ""
         known = recorded.get(worker.rank)
         if known is not None:
-            ranks[worker.rank] = replace(known, alive=state not in ("X", "Z"))
+            ranks[worker.rank] = _as_seen(known, worker)
         elif devices or _is_known(worker, state):
             ranks[worker.rank] = _bare(worker, worker.host or snapshot.host, state)
     for number_, rank in recorded.items():
@@ -128,6 +128,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
     return replace(
         run,
         ranks=tuple(ranks[number_] for number_ in sorted(ranks)),
+        others=_others_as_seen(run, snapshot),
         communicators=run.communicators if recorded else {},
         expected=max([run.expected, min(world, MAX_RANKS), *(n + 1 for n in ranks)], default=0),
         untraced=tuple(one for one in run.untraced if one.rank not in ranks),
@@ -137,6 +138,25 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         queues=snapshot.queues,
         locks={one.rank: one.locked_by for one in snapshot.workers if one.locked_by},
     )
+
+
+def _others_as_seen(run: Run, snapshot: Snapshot) -> tuple[Rank, ...]:
+    """Return the processes that are no ranks as they were when they were sampled.
+
+    This machine may have the name of theirs, or they may have ended since.
+    """
+    sampled = (*snapshot.engines, *snapshot.servers)
+    seen = {(one.host or snapshot.host, one.pid): one for one in sampled if one.samples}
+    found = [(one, seen.get((one.host, one.pid))) for one in run.others]
+    return tuple(_as_seen(one, worker) if worker else one for one, worker in found)
+
+
+def _as_seen(process: Rank, worker: Worker) -> Rank:
+    """Return a recorded process as its samples show it."""
+    states = [one.state for one in worker.samples]
+    stopped = {"stopped": True} if states and all(one == "T" for one in states) else {}
+    is_alive = not states or states[-1] not in ("X", "Z")
+    return replace(process, alive=is_alive, details={**process.details, **stopped})
 
 
 def _is_refused(workers: Sequence[Worker]) -> bool:

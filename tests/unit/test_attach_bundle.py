@@ -291,6 +291,28 @@ def test_a_missing_rank_that_computes_is_late(tmp_path: Path, cpu: float, kind: 
     assert ("rank 3 is late, or in an endless loop" in verdict.cause.inferred) == (cpu > 0)
 
 
+@pytest.mark.parametrize("always", [True, False])
+def test_a_rank_that_was_stopped_in_all_samples_is_so_in_a_copy(
+    tmp_path: Path, always: bool
+) -> None:
+    """A profiler stops it for a moment."""
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 2], "tp:0", done=False)
+    odd = worker(3, elsewhere(20), state="T")
+    if not always:
+        odd = replace(odd, samples=(odd.samples[0], replace(odd.samples[1], state="S")))
+    run = cluster.run()
+    copied = replace(run, ranks=tuple(replace(rank, alive=None) for rank in run.ranks))
+    verdict = diagnose(
+        with_snapshot(copied, snapshot([*(worker(rank, REDUCE) for rank in range(3)), odd]))
+    )
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (3,)
+    assert ("a signal has stopped its process" in verdict.cause.summary) == always
+
+
 def test_the_name_of_a_file_does_not_make_a_still_rank_late(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 4)
     cluster.history()

@@ -13,9 +13,11 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.services.answers import unanswered
 from ncclscope.engine.verdict import Verdict
 from ncclscope.model import Activity, Rank, Run
+from ncclscope.readers.bundle import with_snapshot
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.wording.notes import Came
 from tests.support.cluster import Cluster
+from tests.support.snapshots import snapshot, stack, worker
 
 ClusterOf = Callable[[int], Cluster]
 Acts = Mapping[str, tuple[float, float | None, str | None, int]]
@@ -418,6 +420,21 @@ def test_an_engine_that_its_server_found_dead(
 
     found = _verdict(replace(run, ranks=ranks, others=(core, server)))
     assert found == (status, "dead_rank" if exited else None, (), ())
+
+
+@pytest.mark.parametrize("alive", [True, False, None])
+def test_an_engine_that_was_sampled_lived_then(cluster_of: ClusterOf, alive: bool | None) -> None:
+    """Where a bundle is read, it may be gone: its service ended, or this is another machine."""
+    run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE, alive=alive)
+    place = stack("multiproc_executor.py:990 worker_busy_loop", "shm_broadcast.py:779 dequeue")
+    *workers, engine = (
+        replace(worker(one.rank, place), pid=one.pid, host=one.host)
+        for one in (*run.ranks, *run.others)
+    )
+    found = with_snapshot(run, snapshot(workers, engines=(engine,)))
+
+    assert [one.alive for one in found.others] == [True]
+    assert _verdict(found)[1] is None
 
 
 KILLED: Acts = {"worker_died": (98.4, 98.4, "VllmWorker-0, exit status -9", 1)}

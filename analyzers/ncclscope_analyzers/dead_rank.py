@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.lost_together import as_one
 from ncclscope.engine.missed import missed_by_engines, missed_by_launchers, missed_by_peers
+from ncclscope.engine.precedence import as_one
 from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.waits.graph import take_sides
 from ncclscope.engine.waits.waits import (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.processes.late import is_silent, may_come, what_keeps
 from ncclscope.engine.processes.motion import seen_at
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.graph import (
@@ -33,7 +34,6 @@ from ncclscope.engine.waits.passed_by import came_past
 from ncclscope.engine.waits.queues import unread_blocks
 from ncclscope.engine.waits.transfers import open_transfers, stuck_transfers
 from ncclscope.engine.waits.waits import PendingCall, timed_out_in_transfer
-from ncclscope.engine.waits.what_keeps import is_silent, may_come, what_keeps
 from ncclscope.model import Blame, Fact, Finding, Rank
 from ncclscope.model.activities import INIT
 from ncclscope.wording.names import call_on, sentence, site_text, who_text

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.coverage import Coverage, gone_texts, unrecorded_kinds, untraced_texts
+from ncclscope.engine.coverage import (
+    Coverage,
+    cut_short,
+    gone_texts,
+    unlogged_members,
+    unrecorded_kinds,
+    untraced_texts,
+)
 from ncclscope.engine.failures import failure_of, failures_of, held_engines
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import Motion, read_motions
@@ -19,7 +26,6 @@ from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.services.requests import open_requests, paused, stepping, without_engine
 from ncclscope.engine.table import peer_of
-from ncclscope.engine.unlogged import cut_short, unlogged_members
 from ncclscope.engine.waits.engine_steps import is_idle, schedules_itself
 from ncclscope.engine.waits.graph import wait_graph
 from ncclscope.engine.waits.passed_by import passed_by

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ncclscope.engine.case import Case
+from ncclscope.engine.sequences.align import Edit
 from ncclscope.engine.sequences.difference import Difference
-from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.sequences.elsewhere import may_be_elsewhere
 from ncclscope.engine.sequences.survived import AssumedCall
 from ncclscope.model import Blame, Call, Fact, Finding

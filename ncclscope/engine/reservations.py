@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from ncclscope.engine.agreement import HANG_SECONDS
 from ncclscope.engine.case import Case
-from ncclscope.engine.coverage import is_damaged
+from ncclscope.engine.coverage import cut_short, is_damaged
 from ncclscope.engine.mismatch import PARAMETERS
 from ncclscope.engine.precedence import WAITS
+from ncclscope.engine.processes.late import what_keeps
 from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.sequences.habit import PAST, begins_round
 from ncclscope.engine.table import sender_of
-from ncclscope.engine.unlogged import cut_short
 from ncclscope.engine.waits.noted import doing
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
-from ncclscope.engine.waits.what_keeps import what_keeps
 from ncclscope.model import Call, Communicator, DamagedCall, Fact, Finding, Rank, State
 from ncclscope.model.log import newest_of
 from ncclscope.model.unranked import unranked

@@ -1,6 +1,6 @@
 """Deletions and insertions that turn one sequence into another, as diff(1) finds them.
 
-The search of :mod:`ncclscope.engine.sequences.edits`, without replacements and without the equal
+The search of :mod:`ncclscope.engine.sequences.align`, without replacements and without the equal
 beginnings and ends. That module compares ranks that still run. Both sequences are complete here,
 and calls beyond the end of the other count.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclscope.engine.sequences.edits import grouped, levels, way_back
+from ncclscope.engine.sequences.align import grouped, levels, way_back
 
 MOST = 256
 """Most edits that one search considers.

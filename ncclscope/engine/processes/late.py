@@ -1,4 +1,4 @@
-"""Tell a rank that is late, since it is at work or asleep, from one that hangs.
+"""Tell a rank that is late, since it is at work or asleep, from one that hangs; and what keeps it.
 
 A rank that uses a core may still come to the call in which its peers wait, or never: in an endless
 loop it looks the same. A rank in a timed sleep goes on by itself when that ends. So lateness is no
@@ -9,24 +9,74 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.precedence import LATE, WAITS, as_consequence, is_hang
-from ncclscope.engine.processes.asleep import may_be_late, wakes_of
 from ncclscope.engine.processes.judgement import HANG_SECONDS
-from ncclscope.engine.processes.motion import read_motions, seen_at
+from ncclscope.engine.processes.motion import SOON_SECONDS, is_seen_at_work, read_motions, seen_at
+from ncclscope.engine.records import DEAD_SECONDS
 from ncclscope.engine.repairs.graph import WaitGraph
 from ncclscope.engine.waits.engine_steps import is_idle
 from ncclscope.engine.waits.graph import dependants, wait_graph
-from ncclscope.engine.waits.noted import doing
+from ncclscope.engine.waits.noted import doing, lasting, raised
 from ncclscope.engine.waits.pace import is_as_slow_as_ever
+from ncclscope.engine.waits.waits import is_in_transfer
 from ncclscope.model import Blame, Communicator, Finding, Rank
-from ncclscope.model.activities import CPU
+from ncclscope.model.activities import ASLEEP, CPU
 from ncclscope.model.threads import is_any_thread
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import numbered, who_text
-from ncclscope.wording.waits import Wait
+from ncclscope.wording.waits import Keeps, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def wakes_of(case: Case, numbers: Iterable[int]) -> dict[int, float]:
+    """Return in how many seconds the ranks wake that are in one timed sleep, by rank.
+
+    A sleep counts if it is one of at least half the time for which the rank had posted nothing when
+    it began: one that polls has slept many times by then.
+
+    Args:
+        case: The case.
+        numbers: The ranks.
+    """
+    found = {rank: _wakes_in(case, rank) for rank in numbers}
+    return {rank: seconds for rank, seconds in found.items() if seconds is not None}
+
+
+def _wakes_in(case: Case, number: int) -> float | None:
+    rank = case.run.by_rank.get(number)
+    if rank is None or not may_be_late(case, rank):
+        return None
+    snapshot = case.run.snapshot
+    motion = None if snapshot is None else read_motions(snapshot).get(number)
+    is_seen = motion is not None and motion.condition in ("moving", "still")
+    if motion is not None and is_seen and (motion.wakes is None or CPU not in rank.activities):
+        return motion.wakes  # it is awake, or no heartbeat shows for how long it has slept
+    sleep, seen = lasting(rank, ASLEEP), rank.last_seen_ns
+    if sleep is None or seen is None or is_idle(rank):
+        return None
+    begun, length = sleep.activity.since_ns, sleep.activity.number / 1000
+    before = (begun - _begin_of_silence(rank)) / 1e9
+    left = length - (seen - begun) / 1e9
+    return max(left, 0.0) if left <= SOON_SECONDS and 2 * length >= before else None
+
+
+def _begin_of_silence(rank: Rank) -> int:
+    last = rank.last_call(transfers=True)
+    return (last.time_ns if last is not None else rank.started_ns) or 0
+
+
+def may_be_late(case: Case, rank: Rank) -> bool:
+    """Return whether a rank is neither in a call nor stopped or taken down after an exception."""
+    if rank.rank in case.waits.pending_calls or rank.details.get("stopped"):
+        return False
+    return not rank.details.get("ended_with")
+
 
 _BUSY = 0.1
 """Share of a core from which on a process is at work. One that is blocked, or polls each
@@ -310,3 +360,44 @@ def _since_newest_call(rank: Rank) -> float | None:
         return None
     seconds = (seen - used.since_ns) / 1e9
     return used.number / 1e6 / seconds if seconds >= _LEAST_SECONDS else None
+
+
+def what_keeps(case: Case, rank: Rank) -> Keeps | None:
+    """Return what keeps a rank from a call; None where no data source shows it."""
+    if rank.details.get("stopped"):
+        return Keeps.STOPPED
+    if case.waits.is_outside(rank.rank):
+        return Keeps.DEVICE
+    if rank.rank in case.waits.pending_calls:
+        return Keeps.OTHERS
+    if is_idle(rank):
+        return Keeps.IDLE
+    if doing(rank) is not None or raised(case, rank) is not None:
+        return Keeps.KEPT if rank.alive is False else Keeps.NOTED
+    if wakes_of(case, [rank.rank]):
+        return Keeps.ASLEEP
+    if is_in_transfer(rank):
+        return Keeps.TRANSFER
+    return Keeps.LATE if is_seen_at_work(case.run, rank.rank) else None
+
+
+def is_silent(case: Case, rank: Rank, waiting: Sequence[int]) -> bool:
+    """Return whether the heartbeat of a living process has ended: it is stopped, or in C code.
+
+    Args:
+        case: The case.
+        rank: The process.
+        waiting: Ranks whose heartbeats it is compared with.
+    """
+    if rank.details.get("stopped"):
+        return True
+    times = [case.quiet_seconds(case.run.by_rank[number]) for number in waiting]
+    others = max((one for one in times if one is not None), default=0.0)
+    is_behind = (case.quiet_seconds(rank) or 0.0) + DEAD_SECONDS < others
+    return rank.alive is True and is_behind and case.may_have_ended_before(rank, waiting)
+
+
+def may_come(rank: Rank) -> bool:
+    """Return whether a rank might still come, or might have come had the job not been killed."""
+    now = doing(rank)
+    return bool(rank.alive) or is_in_transfer(rank) or (now is not None and now.is_work)

@@ -27,8 +27,7 @@ from ncclscope.engine.processes.judgement import (
     unless_late,
 )
 from ncclscope.engine.processes.lone import COLLECTING, SENDING, Group, may_pass
-from ncclscope.engine.processes.motion import Motion
-from ncclscope.engine.processes.samples import IDLE
+from ncclscope.engine.processes.motion import IDLE, Motion
 from ncclscope.engine.processes.stack_classes import (
     LineOrder,
     StackClass,

@@ -22,8 +22,8 @@ from typing import Any
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import WAITS, as_consequence
-from ncclscope.engine.repairs.departures import Departure, begun_round, departures, keeps_to_rounds
 from ncclscope.engine.repairs.graph import WaitGraph
+from ncclscope.engine.repairs.rounds import Departure, begun_round, departures, keeps_to_rounds
 from ncclscope.engine.sequences.difference import Difference
 from ncclscope.engine.sequences.swaps import Swap
 from ncclscope.engine.waits.graph import wait_graph

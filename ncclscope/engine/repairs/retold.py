@@ -14,9 +14,8 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.repairs.repair import MOST_RANKS, play, repair_of
 from ncclscope.engine.repairs.rounds import distances, is_behind_the_loop, left_out, place_of
-from ncclscope.engine.sequences.align import side_by_side
+from ncclscope.engine.sequences.align import Edit, side_by_side
 from ncclscope.engine.sequences.difference import Difference
-from ncclscope.engine.sequences.edits import Edit
 from ncclscope.engine.waits.graph import wait_graph
 
 

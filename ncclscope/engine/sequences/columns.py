@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclscope.engine.sequences.align import compare
-from ncclscope.engine.sequences.edits import Edit, edits
+from ncclscope.engine.sequences.align import Edit, compare, edits
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.engine.repairs.rounds import LeftOut
-from ncclscope.engine.sequences.edits import Edit
+from ncclscope.engine.sequences.align import Edit
 from ncclscope.model import Call
 from ncclscope.wording.differences import Contrast
 

@@ -16,11 +16,12 @@ from ncclscope.engine.repairs.rounds import (
     round_shift,
     went_a_known_way,
 )
-from ncclscope.engine.sequences.align import LOOKAHEAD, compare
-from ncclscope.engine.sequences.edits import (
+from ncclscope.engine.sequences.align import (
     FURTHER,
+    LOOKAHEAD,
     Edit,
     block_edits,
+    compare,
     cost_of,
     reordered,
     rival_of,

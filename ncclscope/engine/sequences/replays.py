@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclscope.engine.sequences.edits import Edit
+from ncclscope.engine.sequences.align import Edit
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import CallLog
 

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from ncclscope.engine.sequences.edits import Edit
+from ncclscope.engine.sequences.align import Edit
 from ncclscope.engine.sequences.habit import PAST, expected_next
 from ncclscope.engine.sequences.replays import Block, block_at, calls_on
 from ncclscope.model import Communicator, Rank, Run

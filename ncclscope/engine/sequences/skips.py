@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from ncclscope.engine.processes.judgement import HANG_SECONDS
 from ncclscope.engine.processes.motion import read_motions
-from ncclscope.engine.sequences.align import LOOKAHEAD, side_by_side
+from ncclscope.engine.sequences.align import LOOKAHEAD, Edit, side_by_side
+from ncclscope.engine.sequences.align import edits as fewest_edits
 from ncclscope.engine.sequences.difference import Difference
-from ncclscope.engine.sequences.edits import Edit
-from ncclscope.engine.sequences.edits import edits as fewest_edits
 from ncclscope.engine.sequences.shifts import (
     Shift,
     expected,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclscope.engine.sequences.edits import Edit
+from ncclscope.engine.sequences.align import Edit
 from ncclscope.engine.sequences.habit import PAST
 from ncclscope.engine.sequences.shifts import Shift
 from ncclscope.model import Call, Rank, Step

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ncclscope.engine.case import Case
-from ncclscope.engine.processes.motion import Motion, read_motions, read_servers
+from ncclscope.engine.processes.motion import Motion, Sample, read_motions, read_servers, sample_of
 from ncclscope.engine.processes.requests import awaits_requests, is_of_workers
-from ncclscope.engine.processes.samples import Sample, sample_of
 from ncclscope.engine.records import DEAD_SECONDS, Records
 from ncclscope.engine.waits.engine_steps import is_idle, schedules_itself
 from ncclscope.engine.waits.noted import lasting, seconds_of

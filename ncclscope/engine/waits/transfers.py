@@ -19,8 +19,8 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from ncclscope.engine.damaged import has_damaged_transfers
-from ncclscope.engine.repairs.departures import goes_a_known_way, keeps_to_rounds
 from ncclscope.engine.repairs.graph import Wait, WaitGraph
+from ncclscope.engine.repairs.rounds import goes_a_known_way, keeps_to_rounds
 from ncclscope.engine.waits.waits import (
     ended_by,
     ended_by_peers,

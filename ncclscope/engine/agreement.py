@@ -344,18 +344,17 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
 
 
 def _stepping(case: Case, awake: Sequence[Rank]) -> list[int]:
-    """Return the engines that run their worker themselves, if all have begun a step of late.
+    """Return the ranks, if all of them have begun an engine step of late.
 
     Where there is only one rank, no collective shows that it moves.
     """
-    limit = case.live_stall_seconds
-    ages = [_age_of_step(rank) for rank in awake if schedules_itself(rank)]
-    late = len(ages) < len(awake) or any(age is None or age >= limit for age in ages)
+    ages = map(_age_of_step, awake)
+    late = any(age is None or age >= case.live_stall_seconds for age in ages)
     return [] if late else [rank.rank for rank in awake]
 
 
 def _age_of_step(rank: Rank) -> float | None:
-    """Return for how many seconds an engine has begun no step; None where that is not known."""
+    """Return the seconds since a rank began an engine step; None where it has begun none."""
     step = rank.activities.get("step")
     if step is None or rank.last_seen_ns is None:
         return None

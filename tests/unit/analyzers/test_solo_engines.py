@@ -56,6 +56,7 @@ def _answer(run: Run) -> tuple[str, str | None, tuple[int, ...]]:
     [
         (AT_REST, ("ok", None, ())),
         ({"input": (98.0, 99.0, None), "step": (99.0, None, "execute_model")}, ("ok", None, ())),
+        ({"step": (99.0, None, "execute_model")}, ("ok", None, ())),
         ({}, ("unknown", None, ())),
         (
             {"input": (39.0, 40.0, None), "step": (40.0, None, "execute_model")},
@@ -82,7 +83,7 @@ def _answer(run: Run) -> tuple[str, str | None, tuple[int, ...]]:
             ("hung", "rpc_stalled", (0,)),
         ),
     ],
-    ids=["rests", "steps", "starts", "step", "between", "asked", "asked now", "idle step"],
+    ids=["rests", "steps", "steps in a program", "starts", "step", "between", "asked", "asked now", "idle step"],
 )
 def test_an_engine_without_collectives_is_judged_by_what_it_does(
     cluster_of: ClusterOf, acts: Acts, answer: tuple[str, str | None, tuple[int, ...]]

@@ -179,7 +179,7 @@ def _fallen(case: Case, one: Fallen) -> Finding:
     """Return a finding on the exception that ended an engine, and on who raised it first."""
     chain = [each for each in (one.worker, one.engine, one.server) if each is not None]
     first, *then = (Rpc.RAISED_BY.of(_name(case, each), _error(each)) for each in chain)
-    ranks = () if one.worker is None else (one.worker.rank,)
+    ranks = tuple(each.rank for each in chain[:1] if each.rank >= 0)
     return _dead(Rpc.FALLEN.of(sentence(first), " and ".join(then)), ranks=ranks)
 
 

@@ -87,7 +87,8 @@ def judge_agreement(
         if findings := seen or waiting:  # others may wait for them
             return Agreement("unknown", f"{missing} {_summaries(findings)}")
         if not has_posted(run):
-            return Agreement("unknown", Why.NONE_OF_OTHERS.of(missing) if run.ranks else missing)
+            others = Why.START if any(rank.alive for rank in run.ranks) else Why.NONE_OF_OTHERS
+            return Agreement("unknown", others.of(missing) if run.ranks else missing)
         return Agreement("incomplete", Why.OTHERS_AGREE.of(missing))
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):

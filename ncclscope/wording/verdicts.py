@@ -18,6 +18,7 @@ class Why(Phrase):
     OTHERS_AGREE = "{} The others agree as far as they go."
     OTHERS_AGREE_IN_IT = "{} The others agree."
     NONE_OF_OTHERS = "{} The others have posted no call."
+    START = "{} The others have posted no call yet: the job may be starting."
     NO_COLLECTIVE = "No collective was recorded."
     DIFFER = "On {} the ranks differ in call {} and completed calls after it."
     NOT_COMPARED = "{} Later calls there cannot be compared."

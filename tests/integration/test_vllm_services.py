@@ -28,6 +28,7 @@ WORST: Mapping[str, str] = {
     "only_worker_stopped": "right",
     "pp2_send_skipped": "right",
     "rpc_timed_out": "right",
+    "solo_dp_raises": "right",
     "solo_killed": "right",
     "solo_step_held": "right",
 }

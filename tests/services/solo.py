@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 
+from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
 from tests.services.acts import ask, ask_with, nothing, stop
 from tests.services.case import Case, Moment, Truth, healthy
 from tests.services.service import Service
 
 __all__ = ["CASES"]
 
-ALONE: dict[str, object] = {
+UNI = ["--distributed-executor-backend", "uni"]
+ALONE: dict[str, object] = {"tensor_parallel_size": 1, "arguments": UNI}
+REPLICAS: dict[str, object] = {
     "tensor_parallel_size": 1,
-    "arguments": ["--distributed-executor-backend", "uni"],
+    "data_parallel_size": 2,
+    "arguments": [*ARGUMENTS, *UNI],
 }
 # vLLM's CPU build gives a server's worker a process of its own, unless this variable is 0.
 INSIDE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -115,5 +119,43 @@ CASES = [
         ],
         ALONE,
         INSIDE,
+    ),
+    Case(
+        "solo_dp_held",
+        [
+            Moment(
+                Truth(
+                    "engine 1, in which worker 1 runs, waits for a file's lock; engine 0 is alone "
+                    "in a call of all engines",
+                    kinds=("not_joined", "missing_call"),
+                    ranks=(1,),
+                    confidence="certain",
+                ),
+                ask_with("hold_engines", 0, 1),
+            )
+        ],
+        REPLICAS,
+        {**CPU_MOE, **INSIDE},
+        faults=["hold_engines"],
+    ),
+    Case(
+        "solo_dp_raises",
+        [
+            Moment(
+                Truth(
+                    "engine 1 raised in a step of the worker that it runs, and then the whole "
+                    "service ended",
+                    ("hung", "diverged"),
+                    kinds=("dead_rank",),
+                    ranks=(1,),
+                    confidence="certain",
+                    waits=False,
+                ),
+                ask_with("raise_in_step", 0, 1),
+            )
+        ],
+        REPLICAS,
+        {**CPU_MOE, **INSIDE},
+        faults=["raise_in_step"],
     ),
 ]

@@ -174,7 +174,7 @@ def _inside(case: Case, engine: Rank) -> Iterator[Unanswered]:
     """Yield what an engine that runs its worker itself has not come back from."""
     noted = [one for name in ("step", ASKED) if (one := lasting(engine, name))]
     noted = noted or [one for one in [_turn(engine)] if one]
-    if not noted or engine.rank in waiting_in_calls(case) or case.how_it_ended(engine):
+    if not noted or waiting_in_calls(case) or case.how_it_ended(engine):
         return
     newest = min(noted, key=lambda one: one.seconds)
     share = share_of_core(case, engine.rank)
@@ -302,9 +302,9 @@ def engines_fallen(run: Run) -> list[Fallen]:
     """
     servers = [one for one in run.others if (_raised(one)[0] or "").startswith(_SEEN_DEAD)]
     found = []
-    for engine in run.others:
+    for engine in engine_cores(run):
         server = next((one for one in servers if raised_before(engine, one)), None)
-        if "engine" in engine.labels and server is not None:
+        if server is not None:
             own = (rank for rank in run.ranks if rank.labels.get("engine") == _label(engine))
             worker = next((rank for rank in own if raised_before(rank, engine)), None)
             # One whose worker was killed raises an exception, too.

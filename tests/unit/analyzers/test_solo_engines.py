@@ -83,7 +83,17 @@ def _answer(run: Run) -> tuple[str, str | None, tuple[int, ...]]:
             ("hung", "rpc_stalled", (0,)),
         ),
     ],
-    ids=["rests", "steps", "steps in a program", "starts", "step", "between", "asked", "asked now", "idle step"],
+    ids=[
+        "rests",
+        "steps",
+        "steps in a program",
+        "starts",
+        "step",
+        "between",
+        "asked",
+        "asked now",
+        "idle step",
+    ],
 )
 def test_an_engine_without_collectives_is_judged_by_what_it_does(
     cluster_of: ClusterOf, acts: Acts, answer: tuple[str, str | None, tuple[int, ...]]
@@ -108,6 +118,31 @@ def test_an_engine_whose_server_survived_it_was_killed(cluster_of: ClusterOf) ->
 
     assert _answer(replace(run, others=(found_dead,))) == ("hung", "dead_rank", (0,))
     assert _answer(replace(run, others=(server,)))[:2] == ("unknown", None)
+
+
+def test_an_engine_that_raised_ended_its_service(cluster_of: ClusterOf) -> None:
+    acts = {**AT_REST, "raised": (NOW - 1, NOW - 1, "RuntimeError at runner.py:7 step")}
+    run = _solo(cluster_of, acts, alive=False)
+    server = replace(run.ranks[0], rank=-1, pid=3000, labels={}, details={"role": "frontend"})
+    found_dead = _with(server, {"raised": (NOW, NOW, "EngineDeadError at client.py:1 get")})
+    verdict = diagnose(replace(run, others=(found_dead,)))
+
+    assert (verdict.status, verdict.diverging_ranks) == ("hung", {0})
+    assert "raised RuntimeError at runner.py:7" in verdict.summary
+
+
+def test_one_that_others_wait_for_in_a_call_is_the_cause_once(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.history()
+    cluster.post([0], "tp:0", done=False)
+    run = cluster.run()
+    held = _with(
+        replace(run.ranks[1], labels={"engine": "1"}),
+        {"input": (39.0, 40.0, None), "step": (40.0, None, "execute_model")},
+    )
+    verdict = diagnose(replace(run, ranks=(run.ranks[0], held)))
+
+    assert [one.kind for one in verdict.causes] == ["not_joined"]
 
 
 def test_a_server_without_an_engine_has_not_exited(cluster_of: ClusterOf) -> None:

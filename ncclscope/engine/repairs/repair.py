@@ -15,6 +15,7 @@ that waits nowhere may not have come to the creation yet.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -166,6 +167,9 @@ _WAITS = ("not_joined", "p2p_mismatch")
 """Kinds of findings on ranks for which others wait."""
 _OPEN = ("not_joined", "order_cycle")
 """Kinds of findings on calls that a rank skipped, or has in another order."""
+_OTHER = {"send": "recv", "recv": "send"}
+_Half = tuple[int, str, str]
+"""The other rank of a transfer, which half of it a call is, and the key of its communicator."""
 
 
 def by_parts(
@@ -273,10 +277,50 @@ def _departures(case: Case, graph: WaitGraph, causes: Sequence[Finding]) -> dict
     alive = [rank for rank in sorted(asked) if not failed(case.run.by_rank[rank])]
     found = {
         rank: one
-        for rank, one in departures(case.run, alive).items()
+        for rank, one in _unlike_peers(case, departures(case.run, alive)).items()
         if _is_noticed(case, graph, one)
     }
     return {} if 2 * len(found) > len(hanging) else found
+
+
+def _unlike_peers(case: Case, found: Mapping[int, Departure]) -> dict[int, Departure]:
+    """Return departures without the transfers that both of their ranks left out: they agree there.
+
+    As where one rank asks another for nothing, and is sent nothing.
+    """
+    halves = {rank: Counter(_halves(case, one)) for rank, one in found.items()}
+    unlike = {}
+    for rank, one in found.items():
+        agreed = Counter(
+            {
+                (other, op, key): min(count, halves[other][rank, _OTHER[op], key])
+                for (other, op, key), count in halves[rank].items()
+                if other in halves
+            }
+        )
+        kept = []
+        for call in one.left_out:
+            half = _half(case, call)
+            if half is None or not agreed[half]:
+                kept.append(call)
+            else:
+                agreed[half] -= 1
+        if kept or one.extra:
+            unlike[rank] = replace(one, left_out=tuple(kept))
+    return unlike
+
+
+def _halves(case: Case, one: Departure) -> Iterator[_Half]:
+    """Yield the transfers that a rank left out, and posted nothing instead of."""
+    if not one.extra:
+        yield from filter(None, (_half(case, call) for call in one.left_out))
+
+
+def _half(case: Case, call: Call) -> _Half | None:
+    """Return with whom a call is a transfer, which half of it, and where; None for others."""
+    if call.op not in P2P_OPS or call.peer is None:
+        return None
+    return case.run.communicators[call.comm].ranks[call.peer], call.op, call.comm
 
 
 def _is_noticed(case: Case, graph: WaitGraph, one: Departure) -> bool:

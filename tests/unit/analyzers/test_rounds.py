@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Thread
 
 import pytest
@@ -475,3 +475,40 @@ def test_a_rank_that_goes_on_in_a_loop_that_its_peers_have_left_posted_more(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("extra_call", (3,))
     assert (cause.comm and cause.comm.label, cause.seq) == ("tp", 19)
+
+
+def test_a_transfer_that_both_of_its_ranks_left_out_is_no_departure(cluster_of: ClusterOf) -> None:
+    """Rank 1 asks rank 0 for nothing, is sent nothing, and does not say that it has received it."""
+    cluster = cluster_of(3)
+
+    def half(op: str, line: int, *, done: bool = True) -> None:
+        rank, peer = (0, 1) if line < 20 else (1, 0)
+        site = f"cache.py:{line} turn"
+        cluster.post([rank], "world", op, peer=peer, site=site, done=done)
+
+    def ask() -> None:
+        half("send", 10)
+        half("recv", 20)
+        half("send", 21)
+        half("recv", 11)
+
+    def decode(ranks: Sequence[int] = (1, 2), *, done: bool = True) -> None:
+        cluster.post(ranks, "decode", members=(1, 2), site="cache.py:30 decode", done=done)
+
+    for _ in range(6):
+        ask()
+        half("send", 12)
+        half("recv", 22)
+        half("send", 23)
+        half("recv", 13)
+        decode()
+    ask()
+    half("recv", 13, done=False)
+    decode()
+    half("recv", 20, done=False)
+    decode([2], done=False)
+    verdict = cluster.verdict()
+
+    assert (verdict.status, verdict.diverging_ranks) == ("diverged", {1})
+    assert verdict.cause is not None
+    assert verdict.cause.extent == 1

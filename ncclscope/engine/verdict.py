@@ -41,6 +41,7 @@ from ncclscope.engine.sequences.survived import AssumedCall
 from ncclscope.engine.table import Row, build_table, untraced_rows
 from ncclscope.engine.transfers.engines import Engines
 from ncclscope.engine.waits.engine_steps import describe_steps
+from ncclscope.engine.waits.noted import without_waits_beside
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Finding, Run
 from ncclscope.model.frames import html_table
@@ -279,7 +280,8 @@ def diagnose(
     asked = load_analyzers() if analyzers is None else analyzers
     while True:
         try:
-            own = _diagnose(reduce_mixed(run), asked, stall_seconds, live_stall_seconds)
+            known = without_waits_beside(reduce_mixed(run))
+            own = _diagnose(known, asked, stall_seconds, live_stall_seconds)
             break
         except DamagedFileError as error:
             run = without_damaged(run, error)  # with at least one rank fewer, so the loop ends

@@ -169,6 +169,30 @@ def doing(rank: Rank) -> Noted | None:
     return max(found, key=lambda one: (one.is_work, one.activity.since_ns), default=None)
 
 
+def without_waits_beside(run: Run) -> Run:
+    """Return a run without those waits at a store during which a rank has posted a call.
+
+    A thread beside waits there, on the ranks that wait for the same as well. It keeps none of them.
+    """
+    waits = {rank.rank: noted for rank in run.ranks if (noted := lasting(rank, STORE_WAIT))}
+    beside = {
+        noted.what
+        for number, noted in waits.items()
+        if (last := run.by_rank[number].last_call(transfers=True)) is not None
+        and (last.time_ns or 0) > noted.activity.since_ns
+    }
+    freed = {number for number, noted in waits.items() if noted.what in beside}
+    if not freed:
+        return run
+    ranks = tuple(_without(rank, STORE_WAIT) if rank.rank in freed else rank for rank in run.ranks)
+    return replace(run, ranks=ranks)
+
+
+def _without(rank: Rank, name: str) -> Rank:
+    kept = {one: activity for one, activity in rank.activities.items() if one != name}
+    return replace(rank, activities=kept)
+
+
 def doing_in_common(run: Run, numbers: Sequence[int]) -> Noted | None:
     """Return what some ranks all wait for besides their calls; the shortest wait."""
     found = [doing(rank) for number in numbers if (rank := run.by_rank.get(number)) is not None]

@@ -87,6 +87,17 @@ def test_the_one_rank_that_may_set_a_key_and_come_to_a_call_is_named(cluster_of:
     assert cluster.verdict().summary.endswith("Only rank 2 would release all 3 waiting ranks.")
 
 
+def test_a_wait_at_a_store_that_ranks_post_calls_beside_keeps_nobody(cluster_of: ClusterOf) -> None:
+    """A thread of each waits there for commands."""
+    cluster = cluster_of(4)
+    cluster.history()
+    _at_store(cluster, *cluster.everybody)
+    cluster.post([0, 2, 3], "tp:0", done=False)
+
+    assert _named(cluster) == [("not_joined", (1,))]
+    assert "at the store" not in cluster.verdict().summary
+
+
 def test_who_receives_from_a_rank_at_a_store_follows_from_the_wait_there(
     cluster_of: ClusterOf,
 ) -> None:

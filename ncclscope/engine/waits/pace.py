@@ -90,7 +90,7 @@ def _was_awaited_for_longer(case: Case, number: int, key: str) -> bool:
 def _waits_before(case: Case, waiting: int, awaited: int, call: Call) -> Iterator[float]:
     """Yield for how long a rank had waited for others in earlier calls of a line, in seconds.
 
-    Not in the first ones, before which ranks load and compile.
+    Not in the first ones of the rank, before which it loads and compiles.
     """
     for own, others in _met(case, waiting, awaited, call):
         times = [one.time_ns for one in others if one.time_ns]
@@ -112,5 +112,7 @@ def _met(case: Case, waiting: int, awaited: int, call: Call) -> Iterator[tuple[C
         return
     logs = case.logs(call.comm)
     known = [log for one, log in logs.items() if have_one_time(rank, case.run.by_rank[one])]
-    for own in logs[waiting].span(max(logs[waiting].first, _CALLS, call.seq - _BEFORE), call.seq):
+    for own in logs[waiting].span(max(logs[waiting].first, call.seq - _BEFORE), call.seq):
+        if own.position < _CALLS:
+            continue
         yield own, [log.call(own.seq) for log in known if log.first <= own.seq <= log.calls]

@@ -91,6 +91,12 @@ _LIST = (
         "which it waited for the lock",
         always=False,
     ),
+    Miss(
+        "halo_shm_generation", (WATCH, DIAGNOSE), "undecided",
+        "three of six ranks post nothing and three wait: from records alone these may have posted "
+        "a call too many",
+        always=False,
+    ),
 )  # fmt: skip
 
 MISSES = {(miss.program, way): miss for miss in _LIST for way in miss.ways}

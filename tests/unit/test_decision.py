@@ -515,6 +515,27 @@ def test_a_job_killed_early_in_a_usual_wait_does_not_hang(
 
 
 @pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
+def test_pauses_in_a_group_that_is_made_late_are_usual_from_its_first_call_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 takes longest to save, each time."""
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer.now_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 3)
+    for seconds in (9.0, 4.0):
+        for _ in range(30):
+            clock[0] += 10**8
+            cluster.post(range(3), "world")
+        cluster.post((0, 2), "saving", "barrier", done=seconds > 4.0)
+        clock[0] += int(seconds * 1e9)
+        if seconds > 4.0:
+            cluster.post([1], "saving", "barrier")
+
+    assert diagnose(killed_at(cluster.run(), clock[0])).status == "unknown"
+    assert diagnose(living(cluster.run(), 11.0)).status == "hung"
+
+
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
 @pytest.mark.parametrize(("wait", "goes_on"), [(5.0, True), (40.0, True), (5.0, False)])
 def test_a_rank_that_posts_calls_until_all_are_killed_may_have_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: float, goes_on: bool

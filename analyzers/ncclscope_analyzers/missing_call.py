@@ -70,10 +70,8 @@ def _summary(case: Case, difference: Difference) -> str:
         return Skip.ROUND.of(
             who=who, what=what, came=came, one=difference, which=_which(case, difference)
         )
-    them = Skip.THAT_CALL.of()
-    if difference.first.deleted > 1:
-        them = Skip.FROM_THAT_ON.of(count)
-    return Skip.CAME_LATER.of(who=who, one=difference, them=them)
+    came = Skip.CAME_AGAIN if difference.first.deleted > 1 else Skip.CAME_LATER
+    return came.of(who=who, one=difference, count=count)
 
 
 def _count(case: Case, difference: Difference) -> str:

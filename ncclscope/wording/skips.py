@@ -47,11 +47,14 @@ class Skip(Phrase):
     )
     CAME_LATER = (
         "{who:^} came to {one.odd_call:@} as call {one.seq} on {one.comm}, {one.peers} to "
-        "{one.peer_call:@}: {one.odd:they} skipped {them}, or would have posted it later, in the "
-        "opposite order."
+        "{one.peer_call:@}: {one.odd:they} skipped that call, or would have posted it later, in "
+        "the opposite order."
     )
-    THAT_CALL = "that call"
-    FROM_THAT_ON = "{} from that one on"
+    CAME_AGAIN = (
+        "{who:^} came to {one.odd_call:@} as call {one.seq} on {one.comm}, {one.peers} to "
+        "{one.peer_call:@}: {one.odd:they} skipped {count} from that one on, posted this one once "
+        "more, or would have posted that one later, in the opposite order."
+    )
     WITHOUT_GROUP = (
         "{who:^} came to {one.odd_call} without {one.peer_call}, which {one.peers} created as call "
         "{one.seq} on {one.comm}: it skipped that call, or would have posted it later."
@@ -120,6 +123,7 @@ class Elsewhere(Phrase):
         "{who:^} {each}posted {now} before {usual} on {there}; in each round before, it came after "
         "it."
     )
+    ONCE_MORE_AS_WELL = "a call too many of {} would fit as well"
     EARLY_AS_WELL = "a call too many, or calls left out, would fit as well"
     NOT_MADE = (
         "{who:^} did not make {group}, in which {waiting} {waiting:wait}: call {made.seq} was left "

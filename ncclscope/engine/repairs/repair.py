@@ -462,10 +462,20 @@ def _finding(case: Case, departed: Sequence[Departure], instead_of: Finding) -> 
         inferred=(
             before.of(one.rank, listed(case.run, edited)),
             *([Elsewhere.KEEP.of(keeping)] if keeping else []),
+            *([Elsewhere.ONCE_MORE_AS_WELL.of(ranks)] if _may_repeat(case, one) else []),
         ),
         extent=len(edited),
         round=one.left_out,
     )
+
+
+def _may_repeat(case: Case, one: Departure) -> bool:
+    """Return whether a rank that left out several calls may have posted one too many instead.
+
+    It waits in the first call after them, so that nothing shows which.
+    """
+    newest = case.run.by_rank[one.rank].last_call(transfers=True)
+    return len(one.left_out) > 1 and newest == one.call
 
 
 def _of_departed(departed: Sequence[Departure], instead_of: Finding, **what: Any) -> Finding:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import LATE
-from ncclscope.engine.processes.motion import seen_at
+from ncclscope.engine.processes.motion import read_engines, seen_at
 from ncclscope.engine.services.answers import (
     Apart,
     Fallen,
@@ -15,6 +15,7 @@ from ncclscope.engine.services.answers import (
     engines_apart,
     engines_fallen,
     engines_gone,
+    engines_held,
     unanswered,
 )
 from ncclscope.engine.services.requests import (
@@ -27,7 +28,7 @@ from ncclscope.engine.services.requests import (
     without_work,
 )
 from ncclscope.engine.waits.graph import waiting_in_calls
-from ncclscope.engine.waits.noted import doing, lasting
+from ncclscope.engine.waits.noted import Noted, doing, lasting
 from ncclscope.model import Blame, Finding, Rank
 from ncclscope.model.activities import INPUT, RAISED, REQUESTS
 from ncclscope.untrusted import printable
@@ -56,7 +57,13 @@ class RpcStalled:
         """Yield a finding for each engine that waits, or one on the processes that are stopped."""
         found = [_finding(case, one) for one in unanswered(case) if _is_long(case, one)]
         apart = [one for one in engines_apart(case) if one.seconds >= case.live_stall_seconds]
-        yield from found or [_apart(case, one) for one in apart] or _gone(case) or _unheard(case)
+        yield from (
+            found
+            or [_apart(case, one) for one in apart]
+            or _gone(case)
+            or _held(case)
+            or _unheard(case)
+        )
 
 
 def _is_long(case: Case, one: Unanswered) -> bool:
@@ -173,6 +180,30 @@ def _gone(case: Case) -> list[Finding]:
             evidence=tuple(Rpc.RAISED.of(one.pid, _error(one)) for one in others)[:_SHOWN],
         )
     ]
+
+
+def _held(case: Case) -> list[Finding]:
+    """Return findings on engines that hang in what they do themselves."""
+    if waiting_in_calls(case):
+        return []
+    return [
+        _on_processes([], _held_at(case, engine, noted))
+        for engine, noted in engines_held(case)
+        if noted.seconds >= case.live_stall_seconds
+    ]
+
+
+def _held_at(case: Case, engine: Rank, noted: Noted) -> str:
+    seen = [] if case.run.snapshot is None else read_engines(case.run.snapshot)
+    at = [one.text for one in seen if one.worker.pid == engine.pid and one.frames]
+    label = engine.labels.get("engine")
+    return Rpc.HELD.of(
+        engine=_engine(label or "", engine.pid),
+        call=method_text(noted.activity),
+        seconds=noted.seconds,
+        workers=[rank.rank for rank in case.run.ranks if rank.labels.get("engine") == label],
+        at=Rpc.HELD_AT.of(at[0]) if at else str(Rpc.HELD_ANYWHERE),
+    )
 
 
 def _fallen(case: Case, one: Fallen) -> Finding:

@@ -57,6 +57,12 @@ class Rpc(Phrase):
         "{who:^} {ranks:have} not come back from {call} in {seconds:.0f} s, and {ranks:are} {at}: "
         "{engine} runs in the same process, and answers nobody."
     )
+    HELD = (
+        "{engine:^} has not come back from {call} in {seconds:.0f} s, while {workers} "
+        "{workers:wait} for work: {at}"
+    )
+    HELD_AT = "it is at {}."
+    HELD_ANYWHERE = "no record shows where it is."
     EARLIER = (
         "{who:^} {ranks:have} not taken {call}, for whose answer {engine} has waited {seconds:.0f} "
         "s: {ranks:they} {ranks:are} still at an earlier call, {at}."

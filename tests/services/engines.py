@@ -114,6 +114,20 @@ CASES = [
         ],
     ),
     Case(
+        "engine_step_held",
+        [
+            Moment(
+                Truth(
+                    "the engine waits for a file's lock before it schedules; both workers are idle",
+                    kinds=("rpc_stalled", "stalled", "not_scheduled"),
+                    process=ENGINE,
+                ),
+                ask_with("hold_schedule"),
+            )
+        ],
+        faults=["hold_schedule"],
+    ),
+    Case(
         "engine_input_held",
         [
             Moment(

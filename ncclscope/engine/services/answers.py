@@ -15,11 +15,11 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
 from ncclscope.engine.processes.requests import awaits_requests
-from ncclscope.engine.waits.engine_steps import engine_cores, how_far, schedules_itself
+from ncclscope.engine.waits.engine_steps import engine_cores, how_far, is_idle, schedules_itself
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import Noted, lasting
 from ncclscope.model import Activity, Call, Communicator, Rank, Run, State
-from ncclscope.model.activities import ASKED, INPUT, RAISED, WORK, WORKER_DIED
+from ncclscope.model.activities import ASKED, INPUT, PAUSED, RAISED, WORK, WORKER_DIED
 from ncclscope.wording.notes import Came
 
 
@@ -191,13 +191,37 @@ def _inside(case: Case, engine: Rank) -> Iterator[Unanswered]:
     )
 
 
+def engines_held(case: Case) -> Iterator[tuple[Rank, Noted]]:
+    """Yield the engines that have not come back to their workers or their requests, and from what.
+
+    All their workers wait for work. The engine waits for no answer of theirs, nor in a call of
+    engines, and no server found it dead.
+    """
+    if any((_raised(one)[0] or "").startswith(_SEEN_DEAD) for one in case.run.others):
+        return
+    for engine in case.run.others:
+        workers = [rank for rank in case.run.ranks if rank.labels.get("engine") == _label(engine)]
+        noted = lasting(engine, ASKED) or _turn(engine)
+        if noted is None or not workers or not all(map(is_idle, workers)):
+            continue
+        waits = lasting(engine, "dequeue") or lasting(engine, PAUSED)
+        is_known = engine.details.get("stopped") or case.how_it_ended(engine)
+        if waits is None and not is_known and not any(_waits(engine, key) for key in engine.logs):
+            yield engine, noted
+
+
 def _turn(engine: Rank) -> Noted | None:
-    """Return the step of an engine since it last took requests in; None while it takes them in."""
-    taken, seen = engine.activities[INPUT], engine.last_seen_ns
-    if taken.until_ns is None or seen is None:
+    """Return the step of an engine since it last took requests in; None while it takes them in.
+
+    It lasts since the newest answer, or the newest message to its workers, if these came later.
+    """
+    taken, seen = engine.activities.get(INPUT), engine.last_seen_ns
+    if taken is None or taken.until_ns is None or seen is None:
         return None
-    step = replace(taken, name="step", detail="step", since_ns=taken.until_ns, until_ns=None)
-    return Noted(max(0.0, (seen - taken.until_ns) / 1e9), step)
+    acts = (engine.activities.get(name) for name in (INPUT, "dequeue", "enqueue"))
+    since = max(one.until_ns or 0 for one in acts if one is not None)
+    step = replace(taken, name="step", detail="step", since_ns=since, until_ns=None)
+    return Noted(max(0.0, (seen - since) / 1e9), step)
 
 
 def _rests_for(engine: Rank) -> float | None:

@@ -16,7 +16,7 @@ from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, Sample, read_motions, read_servers, sample_of
 from ncclscope.engine.processes.requests import awaits_requests, is_of_workers
 from ncclscope.engine.records import DEAD_SECONDS, Records
-from ncclscope.engine.waits.engine_steps import is_idle, schedules_itself
+from ncclscope.engine.waits.engine_steps import awaits_input, is_idle, schedules_itself
 from ncclscope.engine.waits.noted import lasting, seconds_of
 from ncclscope.model import Rank, Run
 from ncclscope.model.activities import INPUT, LOOP, PAUSED, REQUESTS, UNSCHEDULED
@@ -227,7 +227,7 @@ def lost_requests(case: Case) -> tuple[int, float, list[Rank]]:
     """
     run, (count, seconds) = case.run, open_requests(case)
     engines = [one for one in (*run.others, *run.ranks) if INPUT in one.activities]
-    rest = [seconds_of(one, INPUT) or 0.0 for one in engines]
+    rest = [(seconds_of(one, INPUT) or 0.0) if awaits_input(one) else 0.0 for one in engines]
     served = {one.labels.get("engine") for one in engines}
     is_known = not run.missing and all(one.labels.get("engine") in served for one in run.ranks)
     idle = all(is_idle(one) or one in engines for one in run.ranks)

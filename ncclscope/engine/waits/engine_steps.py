@@ -136,10 +136,10 @@ def is_idle(rank: Rank) -> bool:
     if _lasting(rank, "step") is not None:
         return False
     waits = _lasting(rank, "dequeue")
-    return awaits_requests(rank) if waits is None else waits.detail == WORK
+    return awaits_input(rank) if waits is None else waits.detail == WORK
 
 
-def awaits_requests(engine: Rank) -> bool:
+def awaits_input(engine: Rank) -> bool:
     """Return whether an engine waits for requests, and is not at what a client asked of it."""
     return _lasting(engine, INPUT) is not None and _lasting(engine, ASKED) is None
 

@@ -6,6 +6,7 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | fault | who | where |
 |---|---|---|
 | ``hold_grammar`` | a thread of the engine | the compilation of a grammar |
+| ``hold_schedule`` | the engine | before it schedules its next step |
 | ``hold_input`` | the engine's input thread | a request that the server has sent |
 | ``hold_output`` | the engine's output thread | an answer of the engine |
 | ``hold_server`` | the API server's event loop | any HTTP request |
@@ -55,10 +56,12 @@ def register() -> None:
 
 
 def _plant_in_engine() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
     from vllm.v1.structured_output import StructuredOutputManager
 
     _before("hold_grammar", StructuredOutputManager, "_create_grammar", _hold)
+    _before("hold_schedule", Scheduler, "schedule", _hold)
     _before("hold_input", EngineCoreProc, "preprocess_add_request", _hold)
     _before("hold_output", EngineCoreProc, "process_output_sockets", _watch_output)
     _before("note_rest", EngineCoreProc, "add_request", _note_request)

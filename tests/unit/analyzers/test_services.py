@@ -208,6 +208,32 @@ def test_an_engine_that_waits_for_requests_is_at_rest(cluster_of: ClusterOf) -> 
     assert _verdict(_service(cluster_of, rests, IDLE, IDLE)) == ("ok", None, (), ())
 
 
+TURN: Acts = {"enqueue": (38.0, 38.0, "execute_model", 1), "dequeue": (38.0, 39.0, None, 0)}
+
+
+@pytest.mark.parametrize(
+    ("acts", "expected"),
+    [
+        ({"input": (39.0, 40.0, None, 0)}, "step"),
+        ({"input": (30.0, None, None, 0), "asked": (40.0, None, "add_lora", 0)}, "add_lora"),
+        ({"input": (39.0, 95.0, None, 0)}, None),
+        ({"input": (39.0, None, None, 0)}, None),
+        ({"input": (39.0, 40.0, None, 0), "paused": (40.0, None, None, 1)}, None),
+    ],
+    ids=["step", "asked", "just now", "rests", "paused"],
+)
+def test_an_engine_that_hangs_in_what_it_does_itself(
+    cluster_of: ClusterOf, acts: Acts, expected: str | None
+) -> None:
+    """Its workers wait for work, and it waits for no answer of theirs."""
+    found = diagnose(_service(cluster_of, {**TURN, **acts}, IDLE, IDLE))
+
+    assert (found.status == "hung") == (expected is not None)
+    if expected is not None:
+        assert f"Engine 0 (pid 2000) has not come back from {expected} in 60 s" in found.summary
+        assert found.diverging_ranks == frozenset()
+
+
 STARVED: Acts = {
     "enqueue": (99.0, 99.0, "execute_model", 1),
     "unscheduled": (60.0, None, "0 running, 3 waiting, 0 of 64 KV blocks free", 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.integration.moe_serving import ARGUMENTS, CPU_MOE
-from tests.services.acts import ask, ask_with, nothing, stop
+from tests.services.acts import ask_with, nothing
 from tests.services.case import Case, Moment, Truth, healthy
 from tests.services.service import Service
 
@@ -27,6 +27,11 @@ _KINDS = ("rpc_stalled", "stalled", "not_joined")
 def _check(service: Service) -> None:
     service.plant("hold_check")
     service.post("/collective_rpc", {"method": "check_health"})
+
+
+def _stop(service: Service) -> None:
+    service.signal(ENGINE, signal.SIGSTOP)
+    service.ask()
 
 
 def _kill(service: Service) -> None:
@@ -95,7 +100,7 @@ CASES = [
                     process=(ENGINE, r"rank 0\b.*stopped|engine.*stopped"),
                     confidence="certain",
                 ),
-                lambda service: (stop(ENGINE)(service), ask(service))[0],
+                _stop,
             )
         ],
         ALONE,

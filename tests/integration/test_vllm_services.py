@@ -24,6 +24,7 @@ WORST: Mapping[str, str] = {
     "dp_worker_raises": "right",
     "encoder_reply_lost": "right",
     "engine_output_held": "right",
+    "engine_step_held": "right",
     "offline": "right",
     "only_worker_stopped": "right",
     "pp2_send_skipped": "right",

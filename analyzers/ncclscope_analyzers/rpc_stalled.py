@@ -184,13 +184,10 @@ def _gone(case: Case) -> list[Finding]:
 
 def _held(case: Case) -> list[Finding]:
     """Return findings on engines that hang in what they do themselves."""
-    if waiting_in_calls(case):
+    held = [one for one in engines_held(case) if one[1].seconds >= case.live_stall_seconds]
+    if not held or waiting_in_calls(case):
         return []
-    return [
-        _on_processes([], _held_at(case, engine, noted))
-        for engine, noted in engines_held(case)
-        if noted.seconds >= case.live_stall_seconds
-    ]
+    return [_on_processes([], _held_at(case, engine, noted)) for engine, noted in held]
 
 
 def _held_at(case: Case, engine: Rank, noted: Noted) -> str:

@@ -11,12 +11,10 @@ from ncclscope.engine.coverage import uses_unrecorded
 from ncclscope.engine.processes.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.engine.processes.motion import starved
 from ncclscope.engine.repairs.queued import Enqueued, up_to
-from ncclscope.engine.waits.engine_steps import is_idle
-from ncclscope.engine.waits.noted import lasting
+from ncclscope.engine.waits.engine_steps import awaits_input, is_idle
 from ncclscope.engine.waits.transfers import Pair, matched_waits, pairs
 from ncclscope.engine.waits.waits import ended_by, is_last, timed_out
 from ncclscope.model import Blame, Call, Communicator, Finding, Rank, Run, State
-from ncclscope.model.activities import INPUT
 from ncclscope.wording.names import call_there, plural
 from ncclscope.wording.stacks import starved_text
 from ncclscope.wording.stalls import Stall
@@ -342,7 +340,8 @@ class _Half:
 
 def _rests(run: Run) -> bool:
     """Return whether all workers wait for work, and their engines for requests, as is recorded."""
-    engines = {one.labels.get("engine") for one in (*run.others, *run.ranks) if lasting(one, INPUT)}
+    processes = (*run.others, *run.ranks)
+    engines = {one.labels.get("engine") for one in processes if awaits_input(one)}
     return all(is_idle(one) and one.labels.get("engine") in engines for one in run.ranks)
 
 

@@ -133,9 +133,10 @@ def judge_agreement(
 
 
 def _with_requests(case: Case, judged: Agreement) -> Agreement:
-    """Return an agreement, unless requests have had no answer and no rank has posted a call."""
+    """Return an agreement, unless requests have had no answer and no rank has done anything."""
     count, seconds = open_requests(case)
     quiet = [case.quiet_seconds(rank) for rank in case.run.ranks if rank.logs]
+    quiet += map(_age_of_step, case.run.ranks)
     moves = any(one is not None and one < case.live_stall_seconds for one in quiet)
     if judged.status != "ok" or not count or moves:
         return judged

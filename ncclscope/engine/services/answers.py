@@ -289,8 +289,8 @@ def _waits(engine: Rank, key: str) -> bool:
 def engines_gone(run: Run) -> list[Rank]:
     """Return the engines that recorded no end, and that a worker of theirs has outlived.
 
-    It still runs, or it ended in order and their server found them dead; so it did if the worker
-    runs in the engine itself. Who kills a whole service leaves neither.
+    It still runs, or it ended in order and their server found them dead, as it does where the
+    worker runs in the engine itself. Who kills a whole service leaves neither.
     """
     errors = [one.activities[RAISED].detail or "" for one in run.others if RAISED in one.activities]
     is_seen = any(error.startswith(_SEEN_DEAD) for error in errors)

@@ -195,10 +195,10 @@ class VllmRequests(Note):
 
 
 def _asked(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[str | None, int]:
-    """Return the method that a client asks for, or else the type of its request."""
-    _engine, kind, request = args
-    is_method = kind.name == "UTILITY"
-    return (str(request[2]) if is_method else kind.name.lower()), 0
+    """Return the method that a client asks for, or else the type of its request, if it is known."""
+    kind, request = args[1:3] if len(args) > 2 else (None, ())
+    name = str(getattr(kind, "name", "a request")).lower()
+    return str(request[2]) if name == "utility" else name, 0
 
 
 def _unfinished(scheduler: Any) -> int:

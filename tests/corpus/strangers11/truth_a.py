@@ -66,7 +66,7 @@ _ROWS = [
     ),
     Program(
         "muon_none_gradient", "torch",
-        "rank 1 has no gradient of one parameter, and so one round of the optimizer fewer",
+        "rank 1 has no gradient of one parameter, and one round of the optimizer fewer",
         (1,), (*ABSENT, *ORDER),
     ),
     # Point to point
@@ -176,7 +176,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "log_keys_differ": {
         "group": "world", "op": "all_reduce", "calls": +1, "step": "epoch 3",
         "branch": "found.append(\"cyclist\")", "call": "dist.all_reduce(pair)",
-        "story": "Rank 4 has seen a label more, and so sums four means where its peers sum three. "
+        "story": "Rank 4 has seen a label more, and sums four means where its peers sum three. "
         "They wait in the all_gather of the seconds.",
     },
     "loader_peek_last": {
@@ -196,7 +196,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "hsdp_window_short": {
         "group": "replicas (1, 3, 5)", "op": "all_reduce", "calls": "-1 for each of three units",
         "step": 4, "branch": "return self.seen >= self.size", "call": "loss.backward()",
-        "story": "Rank 3 has seen 23 of 24 samples, and so does not sum over its replicas. Ranks 1 "
+        "story": "Rank 3 has seen 23 of 24 samples, and does not sum over its replicas. Ranks 1 "
         "and 5 wait for it in the all_reduce of the first unit, ranks 0 and 4 for these in the "
         "reduce_scatter of the second, rank 2 for ranks 0 and 4 in the all_reduce of the second, "
         "and rank 3, one unit further, for rank 2.",

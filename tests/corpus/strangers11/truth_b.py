@@ -204,7 +204,7 @@ STORIES: dict[str, dict[str, Any]] = {
         "group": "tokens (0-3)", "op": "broadcast from 3", "calls": +1,
         "step": "request 4, fourth chunk", "branch": "if request.advance():",
         "call": "work.wait() of land()",
-        "story": "Rank 1 begins to count at 32 for a block that its cache has, and so is at the "
+        "story": "Rank 1 begins to count at 32 for a block that its cache has, and is at the "
         "end one chunk early. It waits for a token before the last chunk; rank 0 waits in a send "
         "to rank 1, ranks 2 and 3 in receives.",
     },
@@ -243,7 +243,7 @@ STORIES: dict[str, dict[str, Any]] = {
         "group": "world", "op": "all_reduce", "calls": -1, "step": "epoch 3",
         "branch": "if key not in self.values or now - self.values[key][0] >= self.seconds:",
         "call": "time.sleep(0.01) of claim()",
-        "story": "Rank 1 keeps what it has read for two hours, and so its compare_set() never "
+        "story": "Rank 1 keeps what it has read for two hours, and its compare_set() never "
         "finds the value that it expects. Its peers have claimed their shards and wait in the "
         "all_reduce.",
     },

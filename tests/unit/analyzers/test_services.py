@@ -12,38 +12,19 @@ from ncclscope import diagnose
 from ncclscope.engine.case import Case
 from ncclscope.engine.services.answers import unanswered
 from ncclscope.engine.verdict import Verdict
-from ncclscope.model import Activity, Rank, Run
+from ncclscope.model import Run
 from ncclscope.readers.bundle import with_snapshot
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.wording.notes import Came
+from tests.support.activities import NOW, Acts, with_activities
 from tests.support.cluster import Cluster
 from tests.support.snapshots import snapshot, stack, worker
 
 ClusterOf = Callable[[int], Cluster]
-Acts = Mapping[str, tuple[float, float | None, str | None, int]]
-"""Since and until in seconds, detail and number, by name."""
 
-NOW = 100.0
 WAITS = ("work", 0)
 IDLE: Acts = {"enqueue": (40.0, 40.0, None, 0), "dequeue": (61.0, None, *WAITS)}
 """A worker that took what was sent at 60 s, and waits for work again."""
-
-
-def _with(process: Rank, acts: Acts, **changes: Any) -> Rank:
-    base = process.started_ns or 0
-    activities = {
-        name: Activity(
-            name,
-            detail,
-            number,
-            count=1,
-            since_ns=base + int(since * 1e9),
-            until_ns=None if until is None else base + int(until * 1e9),
-        )
-        for name, (since, until, detail, number) in acts.items()
-    }
-    changes = {"alive": True, "last_seen_ns": base + int(NOW * 1e9), **changes}
-    return replace(process, activities=activities, **changes)
 
 
 def _service(cluster_of: ClusterOf, engine: Acts, *workers: Acts, **changes: Any) -> Run:
@@ -56,11 +37,11 @@ def _service(cluster_of: ClusterOf, engine: Acts, *workers: Acts, **changes: Any
 def _of_one_engine(run: Run, engine: Acts, *workers: Acts, **changes: Any) -> Run:
     """Return a run whose ranks are the workers of an engine."""
     ranks = [
-        _with(replace(rank, labels={"engine": "0"}), acts)
+        with_activities(replace(rank, labels={"engine": "0"}), acts)
         for rank, acts in zip(run.ranks, workers, strict=True)
     ]
     process = replace(run.ranks[0], rank=-1, pid=2000, logs={}, p2p={}, labels={"engine": "0"})
-    core = replace(_with(process, engine), details={"role": "engine"}, **changes)
+    core = replace(with_activities(process, engine), details={"role": "engine"}, **changes)
     return replace(run, ranks=tuple(ranks), others=(core,))
 
 
@@ -68,7 +49,7 @@ def _served(run: Run, acts: Acts, **details: Any) -> Run:
     """Return a run with a front end."""
     process = replace(run.ranks[0], rank=-1, pid=3000, logs={}, labels={})
     about = {**process.details, "boot_id": "boot", "role": "frontend", **details}
-    front = replace(_with(process, acts), details=about)
+    front = replace(with_activities(process, acts), details=about)
     same = [replace(one, details={**one.details, "boot_id": "boot"}) for one in run.ranks]
     return replace(run, ranks=tuple(same), others=(*run.others, front))
 
@@ -259,8 +240,12 @@ def test_an_engine_that_waits_for_requests_has_none_to_schedule(cluster_of: Clus
 def test_a_pause_of_one_engine_does_not_explain_requests_of_another(cluster_of: ClusterOf) -> None:
     run = _service(cluster_of, {"paused": (70.0, None, None, 2)}, IDLE, IDLE)
     (core,) = run.others
-    other = replace(_with(core, {"input": (60.0, None, None, 0)}), pid=2001, labels={"engine": "1"})
-    server = replace(_with(core, {"requests": (60.0, None, None, 2)}), pid=3000, labels={})
+    other = replace(
+        with_activities(core, {"input": (60.0, None, None, 0)}), pid=2001, labels={"engine": "1"}
+    )
+    server = replace(
+        with_activities(core, {"requests": (60.0, None, None, 2)}), pid=3000, labels={}
+    )
 
     assert diagnose(replace(run, others=(core, other, server))).status == "unknown"
 
@@ -318,12 +303,12 @@ def _engines_of_two(cluster_of: ClusterOf, second: Acts) -> Run:
     cluster.post([0], "tp:0", done=False)
     run = cluster.run()
     ranks = [
-        _with(replace(rank, labels={"engine": str(rank.rank)}), IDLE if rank.rank else {})
+        with_activities(replace(rank, labels={"engine": str(rank.rank)}), IDLE if rank.rank else {})
         for rank in run.ranks
     ]
     process = replace(run.ranks[0], rank=-1, logs={}, details={**run.ranks[0].details})
     engines = [
-        _with(
+        with_activities(
             replace(
                 process,
                 pid=2000 + number,
@@ -334,7 +319,7 @@ def _engines_of_two(cluster_of: ClusterOf, second: Acts) -> Run:
         )
         for number, acts in enumerate(({}, second))
     ]
-    coordinator = _with(
+    coordinator = with_activities(
         replace(process, pid=4000, details={**process.details, "role": "coordinator"}), {}
     )
     return replace(run, ranks=tuple(ranks), others=(*engines, coordinator))
@@ -388,7 +373,7 @@ def test_a_stopped_process_is_no_rest(cluster_of: ClusterOf, requests: int) -> N
     (core,) = run.others
     stopped = replace(core, details={"role": "engine", "stopped": True})
     acts: Acts = {"requests": (60.0, None, None, requests)} if requests else {}
-    server = replace(_with(core, acts), pid=3000, labels={})
+    server = replace(with_activities(core, acts), pid=3000, labels={})
     found = diagnose(replace(run, others=(stopped, server)))
 
     assert found.status == ("hung" if requests else "unknown")
@@ -441,7 +426,7 @@ def test_an_engine_that_its_server_found_dead(
     run = _service(cluster_of, {"input": (60.0, None, None, 0)}, IDLE, IDLE, alive=False)
     (core,) = run.others
     error = {"raised": (99.0, 99.0, "EngineDeadError at core_client.py:1235 get_output_async", 0)}
-    server = replace(_with(core, error), pid=3000, labels={}, exited=True, alive=False)
+    server = replace(with_activities(core, error), pid=3000, labels={}, exited=True, alive=False)
     ranks = tuple(replace(rank, alive=False, exited=exited) for rank in run.ranks)
 
     found = _verdict(replace(run, ranks=ranks, others=(core, server)))

@@ -52,7 +52,7 @@ class Simulator:
         if crash:
             self.ask("crash")
         answer = "" if crash else self.ask(str(value))
-        if not answer:  # its output has ended, and so has the child
+        if not answer:  # its output has ended, and the child
             self.process.wait()
             self.start(load)
             answer = self.ask(str(value))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import is_silent, may_come, what_keeps
 from ncclscope.engine.processes.motion import seen_at
-from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.engine_steps import held_by_engines, inside, is_idle
 from ncclscope.engine.waits.graph import (
     Sides,
     describe_sides,
@@ -38,6 +38,7 @@ from ncclscope.model import Blame, Fact, Finding, Rank
 from ncclscope.model.activities import INIT
 from ncclscope.wording.names import call_on, sentence, site_text, who_text
 from ncclscope.wording.not_joined import Join, Was, last_call
+from ncclscope.wording.notes import method_text
 from ncclscope.wording.waits import Keeps
 
 _SHOWN = 4
@@ -229,11 +230,12 @@ class NotJoined:
         if case.timeless:
             inferred.append(Join.NO_TIMES.of())
         was = ""
+        links = held_by_engines(case.run, ranks)
         last = ranks[0].last_call(transfers=True)
         if all(rank.details.get("stopped") for rank in ranks):
             was = (Was.STOPPED if one else Was.ALL_STOPPED).of()
         elif all(is_idle(rank) for rank in ranks):
-            was = Was.IDLE.of(numbers)
+            was = Was.IDLE.of(numbers, why=f": {'; '.join(links)}" if links else "")
         elif one and (what := thread_ended(ranks[0])):
             was = Was.THREAD.of(what)
         elif one and (error := raised(case, ranks[0])) is not None:
@@ -242,6 +244,10 @@ class NotJoined:
             was = Was.NOW.of(now.clause)
         elif one and (seen := seen_at(case.run, numbers[0])):
             was = Was.IS.of(seen)
+        elif links:
+            was = Was.ENGINE.of("; ".join(links))
+        elif one and (sent := inside(case.run, ranks[0])) is not None:
+            was = Was.INSIDE.of(method_text(sent.activity), sent.seconds)
         elif one and last is not None:
             was = Was.LAST.of(call=last, comm=case.run.communicators[last.comm])
         elif one and not ranks[0].lost:

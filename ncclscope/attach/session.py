@@ -36,7 +36,7 @@ from ncclscope.attach.stacks import with_source
 from ncclscope.attach.titles import parse_title
 from ncclscope.engine.processes.evidence import absent_ranks
 from ncclscope.engine.processes.judgement import HANG_SECONDS
-from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.processes.motion import read_places
 from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.engine.services.requests import stepping
 from ncclscope.engine.verdict import diagnose
@@ -267,8 +267,7 @@ def _longer(
 
 def may_hang(snapshot: Snapshot) -> bool:
     """Return whether stacks show a hang, or would show one if they had been sampled for longer."""
-    motions = read_motions(snapshot)
-    found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    found = judge_stacks(read_places(snapshot), snapshot.gap, absent_ranks(snapshot))
     if any(one.is_open for one in found):
         return True
     run = with_snapshot(assemble([]), snapshot)

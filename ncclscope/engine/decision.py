@@ -18,7 +18,7 @@ from ncclscope.engine.precedence import WAITS, as_consequence
 from ncclscope.engine.processes.device_verdict import Reading, compare_ras_counts
 from ncclscope.engine.processes.judgement import finding_of
 from ncclscope.engine.processes.kernel import with_host
-from ncclscope.engine.processes.motion import read_motions
+from ncclscope.engine.processes.motion import read_places
 from ncclscope.engine.processes.positions import Position, Positions
 from ncclscope.engine.processes.stack_verdict import judge_stacks
 from ncclscope.engine.reservations import (
@@ -224,7 +224,7 @@ def _among_members(case: Case, finding: Finding) -> Iterable[Finding]:
     snapshot, members = case.run.snapshot, finding.comm.ranks if finding.comm is not None else ()
     if snapshot is None or finding.role != "cause" or finding.diverging_ranks:
         return
-    motions = read_motions(snapshot)
+    motions = {one.rank: one for one in read_places(snapshot)}
     if len(members) < len(motions) and motions.keys() >= {*members}:
         for judged in judge_stacks([motions[rank] for rank in members], snapshot.gap):
             yield replace(finding_of(judged), analyzer=FROM_STACKS)

@@ -143,3 +143,20 @@ def _quiet_seconds(rank: Rank) -> float | None:
     times = [call.time_ns for call in last if call is not None and call.time_ns]
     since = max(times, default=rank.started_ns)
     return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
+
+
+def silent_seconds(run: Run, process: Rank) -> float:
+    """Return for how long others of its host lived on after the last heartbeat of a process.
+
+    Who kills a whole job ends all of them at once: at least as many lived on as did not.
+    """
+    boot, seen = process.details.get("boot_id"), process.last_seen_ns
+    if not boot or seen is None:
+        return 0.0
+    ends = [
+        one.last_seen_ns - seen
+        for one in (*run.ranks, *run.others)
+        if one.last_seen_ns is not None and one.details.get("boot_id") == boot
+    ]
+    later = [one for one in ends if one >= DEAD_SECONDS * 1e9]
+    return max(later) / 1e9 if later and 2 * len(later) >= len(ends) else 0.0

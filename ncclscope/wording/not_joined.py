@@ -53,7 +53,9 @@ class Was(Phrase):
 
     STOPPED = "; a signal has stopped its process"
     ALL_STOPPED = "; a signal has stopped their processes"
-    IDLE = "; {:they are} idle, in dequeue"
+    IDLE = "; {:they are} idle, in dequeue{why}"
+    ENGINE = "; {}"
+    INSIDE = "; it has been in {} of its engine for {:.0f} s"
     THREAD = "; a thread of it ended with {}"
     RAISED = "; it raised {} {:.0f} s ago, and posted nothing since"
     IS = "; it is {}"

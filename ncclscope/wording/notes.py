@@ -32,6 +32,15 @@ class Note(Phrase):
         "engine {0} (pid {1.pid}) waits in call {2.seq} on {3.label}, {2}, for the other engines"
     )
     ENGINE_WAITS = "engine {0} (pid {1.pid}) waits{2}: {3} {workers:have} not answered {call}"
+    ENGINE_IS_AT = "engine {0} (pid {1.pid}) has sent no work for {seconds:.0f} s, in {2}{at}"
+    OWN_STEP = "its own step"
+    ENGINE_PAUSED = "engine {0} (pid {1.pid}) has been paused for {seconds:.0f} s"
+    ENGINE_SILENT = (
+        "engine {0} (pid {1.pid}) recorded nothing in the last {seconds:.0f} s of the job, as if "
+        "stopped or killed"
+    )
+    ENGINE_ENDED = "engine {0} (pid {1.pid}) {2}"
+    IS_AT = ", at {}"
     WORKERS = "its workers"
 
 

@@ -102,6 +102,8 @@ class Seen(Phrase):
     NO_FRAME = "no Python frame"
     COLLECTIVE_OF = "a collective of {}"
     BESIDE = "; its thread {} is at {}"
+    IN_ENGINE = "in its engine, pid {}"
+    IN_STOPPED_ENGINE = "in its engine, pid {}, which a signal has stopped"
 
 
 def starved_text(shares: Mapping[int, float]) -> str:

@@ -134,11 +134,12 @@ class Wait(Phrase):
 
 
 class Lock(Phrase):
-    """Whose file locks ranks wait for."""
+    """Whose file locks ranks wait for, and what keeps their engines from sending work."""
 
     HELD = "rank {0} waits for a file lock that {1} {1:hold}"
     OWN = "rank {} waits for a file lock of its own, which it or a process that it started holds"
     IN_CALL = "rank {} waits for {} in its call"
+    WORK = "rank {} waits for work: {}"
 
 
 class Queue(Phrase):

@@ -21,6 +21,7 @@ WORST: Mapping[str, str] = {
     "answers_held": "right",
     "api_frozen_busy": "right",
     "coordinator_stopped": "right",
+    "dp_engine_stopped": "right",
     "dp_worker_raises": "right",
     "encoder_reply_lost": "right",
     "engine_output_held": "right",

@@ -339,3 +339,39 @@ def test_engines_and_servers_are_asked_whether_more_samples_could_decide() -> No
     assert is_open(samples, 4.0)
     assert not is_open(samples, 10.0)
     assert said == ["waiting ranks did not move for 3 s; sampling for up to 10 s"]
+
+
+def _replicas() -> list[Worker]:
+    busy = worker(0, in_collective("all_reduce", 7))
+    return [replace(busy, labels={"dp": "0"}), replace(worker(1, WORKER), labels={"dp": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("found", "at"),
+    [
+        (engine(LOCK), "scheduler.py:9 schedule (waits for a lock; in its engine, pid 900)"),
+        (
+            engine(LOCK, state="T"),
+            "scheduler.py:9 schedule (waits for a lock; in its engine, pid 900, which a signal has "
+            "stopped)",
+        ),
+    ],
+)
+def test_a_worker_without_work_is_where_its_engine_is(found: Worker, at: str) -> None:
+    own = replace(found, labels={"dp": "1"})
+    other = replace(engine(ANSWER), pid=901, labels={"dp": "0"})
+
+    verdict = verdict_of(snapshot(_replicas(), 12.0, engines=(own, other)))
+
+    assert verdict.status == "hung"
+    assert verdict.diverging_ranks == {1}
+    assert verdict.summary.startswith(
+        f"Rank 1 is at {at}, and not where rank 0 waits in all_reduce"
+    )
+
+
+@pytest.mark.parametrize("found", [engine(INPUT), engine(ANSWER), engine(SYNC)])
+def test_a_worker_of_an_engine_that_waits_itself_may_be_the_innocent(found: Worker) -> None:
+    own = replace(found, labels={"dp": "1"})
+
+    assert not verdict_of(snapshot(_replicas(), 12.0, engines=(own,))).diverging_ranks

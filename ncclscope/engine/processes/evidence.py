@@ -15,7 +15,7 @@ from ncclscope.engine.processes.device_verdict import (
     compare_ras_counts,
 )
 from ncclscope.engine.processes.kernel import kernel_text, sockets_text
-from ncclscope.engine.processes.motion import STARVED, Motion, read_motions
+from ncclscope.engine.processes.motion import STARVED, Motion, read_motions, read_places
 from ncclscope.engine.processes.stack_classes import build_tree, classify
 from ncclscope.engine.processes.stack_verdict import Judgement, judge_stacks
 from ncclscope.model import Blame, Finding, Run
@@ -92,7 +92,7 @@ def judge_snapshot(snapshot: Snapshot) -> list[Judgement]:
     each other, no rank is identified. Parts of a job that wait by themselves are left to stacks.
     """
     motions = read_motions(snapshot)
-    found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    found = judge_stacks(read_places(snapshot), snapshot.gap, absent_ranks(snapshot))
     readings = [("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))]
     naming = [(name, one) for name, one in readings if one is not None and one.ranks]
     if not naming or len(found) > 1:
@@ -160,7 +160,7 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     if snapshot is None:
         return ()
     motions = read_motions(snapshot)
-    stacks = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    stacks = judge_stacks(read_places(snapshot), snapshot.gap, absent_ranks(snapshot))
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
     if stacks:
         say = _names if _are_all_of(cause, stacks, snapshot) else attrgetter("summary")

@@ -20,13 +20,15 @@ from ncclscope.engine.processes.frames import (
     wait_of,
     waited_call,
 )
-from ncclscope.engine.processes.requests import is_fed, waits_in_thread
+from ncclscope.engine.processes.requests import is_fed, is_of_workers, waits_in_thread
 from ncclscope.engine.processes.work import work_of
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 from ncclscope.untrusted import printable
 from ncclscope.wording.stacks import OPS, REASONS, Seen, Sign
 
+_FOR_OTHERS = frozenset({"answer", "collective", "device", "queue"})
+"""Waits of an engine for its workers, for requests, or for other engines."""
 BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05
@@ -264,6 +266,7 @@ class Motion:
         main_cpu: Share of a core that its main thread used.
         delayed: Share of the time in which its main thread was ready and had no processor.
         movement: Why it counts as moving; None where it does not move.
+        engine: Which engine it is the motion of, and whether that is stopped; empty for its own.
     """
 
     worker: Worker
@@ -277,6 +280,7 @@ class Motion:
     main_cpu: float = 0.0
     delayed: float = 0.0
     movement: Movement | None = None
+    engine: str = ""
 
     @property
     def sign(self) -> Sign | None:
@@ -364,7 +368,7 @@ class Motion:
     @property
     def text(self) -> str:
         """What the rank is in: ``all_reduce at hang.py:3 step``."""
-        return self.remarked()
+        return self.remarked(*filter(None, [self.engine]))
 
     def remarked(self, *remarks: str) -> str:
         """Return what the rank is in, and remarks: ``wait at a.py:3 (sleeps; it woke)``."""
@@ -423,6 +427,42 @@ def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
     """Return what each rank was doing, by rank."""
     several = len(snapshot.workers) > 1
     return {worker.rank: _motion(worker, snapshot, several) for worker in snapshot.workers}
+
+
+def read_places(snapshot: Snapshot) -> list[Motion]:
+    """Return what each rank was doing; a worker without work is where its engine is.
+
+    Only if other ranks wait, and unless that engine moves, or waits itself: for requests, for
+    answers, or for other engines.
+    """
+    motions, engines = [*read_motions(snapshot).values()], read_engines(snapshot)
+    if not any(one.is_waiting for one in motions):
+        return motions
+    held = [one for one in engines if _keeps_itself(one)]
+    return [_at_engine(one, held, len(engines)) for one in motions]
+
+
+def _keeps_itself(engine: Motion) -> bool:
+    if engine.condition == "stopped":
+        return True
+    waits = engine.op is not None or engine.waits in _FOR_OTHERS
+    return engine.is_at_one_line and bool(engine.frames) and not waits
+
+
+def _at_engine(rank: Motion, held: Sequence[Motion], engines: int) -> Motion:
+    if rank.condition != "still" or rank.waits != "queue" or not is_of_workers(rank.frames):
+        return rank
+    replica = rank.worker.labels.get("dp")
+    own = [one for one in held if engines == 1 or one.worker.labels.get("dp") == replica]
+    if len(own) != 1:
+        return rank
+    said = Seen.IN_STOPPED_ENGINE if own[0].condition == "stopped" else Seen.IN_ENGINE
+    return replace(
+        own[0],
+        worker=replace(rank.worker, stacks=own[0].worker.stacks, samples=own[0].worker.samples),
+        condition="still",
+        engine=said.of(own[0].worker.pid),
+    )
 
 
 def read_engines(snapshot: Snapshot) -> list[Motion]:

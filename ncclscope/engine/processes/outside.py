@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import WAITS, as_consequence
-from ncclscope.engine.repairs.graph import WaitGraph
+from ncclscope.engine.repairs.graph import Outside, Wait, WaitGraph
+from ncclscope.engine.waits.engine_steps import links_behind
 from ncclscope.engine.waits.graph import store_waits, wait_graph
 from ncclscope.engine.waits.noted import doing
-from ncclscope.model import Finding
+from ncclscope.model import Finding, Run
 from ncclscope.wording.doubts import Doubt
 from ncclscope.wording.names import sentence
-from ncclscope.wording.waits import Lock, Wait
+from ncclscope.wording.waits import Lock
+from ncclscope.wording.waits import Wait as Why
 
 
 def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
@@ -24,8 +26,8 @@ def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     found = list(findings)
-    if case.run.locks:
-        found = _past_locks(wait_graph(case), findings)
+    if case.run.locks or any("engine" in one.labels for one in case.run.others):
+        found = _past_waits(case, findings)
     at_store = {wait.rank for wait in store_waits(case.run)}
     found = [_at_store(case, one) if at_store & {*one.diverging_ranks} else one for one in found]
     if any(one.role == "cause" and one.kind == "init_stalled" for one in found):
@@ -55,8 +57,8 @@ def _at_store(case: Case, finding: Finding) -> Finding:
     )
 
 
-def _past_locks(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings on ranks at locks as those on the ranks in which their chains end.
+def _past_waits(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings on ranks at locks, or without work, as those on the ends of their chains.
 
     Ranks that wait for each other, one of them for a lock, wait for ever, whatever others do.
     """
@@ -64,7 +66,7 @@ def _past_locks(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     known: set[tuple[int, ...]] = set()
     for one in findings:
         if one.role == "cause" and _is_absence(one):
-            one = _in_its_ends(graph, one)
+            one = _in_its_ends(case.run, wait_graph(case), one)
             about = one.diverging_ranks or one.candidate_ranks
             one = as_consequence(one) if about in known else one
             known.add(about)
@@ -78,8 +80,8 @@ def _is_absence(finding: Finding) -> bool:
     return lacks_half or finding.kind in WAITS
 
 
-def _in_its_ends(graph: WaitGraph, finding: Finding) -> Finding:
-    waits = {wait.rank: wait for wait in graph.waits if wait.at_lock}
+def _in_its_ends(run: Run, graph: WaitGraph, finding: Finding) -> Finding:
+    waits = {wait.rank: wait for wait in graph.waits if wait.is_passed_on}
     about = {*(finding.diverging_ranks or finding.candidate_ranks)}
     inside = about & graph.waiting.keys() - waits.keys()
     # Where it names those that wait, it is as much about those for which they wait.
@@ -88,12 +90,11 @@ def _in_its_ends(graph: WaitGraph, finding: Finding) -> Finding:
         return finding
     reached = graph.reached(held)
     ends = graph.ends(held)
+    if any(one in waits and waits[one].outside is Outside.WORK for one in ends):
+        return finding  # in a cycle, no one keeps the others from work
     ends = ends & frozenset().union(*graph.cheapest) or ends
     ranks = sorted((about - waits.keys() - inside) | ends)
-    lines = [
-        Lock.OWN.of(one) if waits[one].awaited == {one} else Lock.HELD.of(one, waits[one].awaited)
-        for one in sorted(reached & waits.keys())
-    ]
+    lines = [_passed_on(run, waits[one]) for one in sorted(reached & waits.keys())]
     lines += [
         Lock.IN_CALL.of(one, sorted(graph.awaited_by(one)))
         for one in ranks
@@ -101,7 +102,7 @@ def _in_its_ends(graph: WaitGraph, finding: Finding) -> Finding:
     ]
     is_cycle = len(ends) > 1 and bool(ends & graph.waiting.keys())
     text = "; ".join(lines)
-    said = Wait.EACH_OTHER.of(text) if is_cycle else f"{sentence(text)}."
+    said = Why.EACH_OTHER.of(text) if is_cycle else f"{sentence(text)}."
     is_named = len(ranks) == 1 or (not is_cycle and bool(finding.diverging_ranks))
     is_absence = finding.kind != "extra_call" and finding.comm is not None
     return replace(
@@ -110,4 +111,15 @@ def _in_its_ends(graph: WaitGraph, finding: Finding) -> Finding:
         summary=f"{said} {finding.summary}" if is_absence else said,
         evidence=(*finding.evidence, *lines),
         inferred=(),
+    )
+
+
+def _passed_on(run: Run, wait: Wait) -> str:
+    if wait.outside is Outside.WORK:
+        links = links_behind(run, run.by_rank[wait.rank])
+        return Lock.WORK.of(wait.rank, ", and ".join(link.text for link in links))
+    return (
+        Lock.OWN.of(wait.rank)
+        if wait.awaited == {wait.rank}
+        else Lock.HELD.of(wait.rank, wait.awaited)
     )

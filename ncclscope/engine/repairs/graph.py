@@ -1,12 +1,12 @@
 """Who waits for whom, with every kind of wait in it, and what a repair of some ranks releases.
 
 Each thread of a rank waits in one call, for all members that have not come to it, or in a receive
-from any source for any of its senders, at a file lock for those that hold it, or at a store for any
-that may set a key. A repair supposes of some ranks that they behave as their peers expect: they
-come to every call, and what they post fits. What is released then is a least fixpoint: a thread
-goes on once all come for which it waits, or any, and a thread that goes on comes to its peers'
-calls. One that waits for nobody, and whose rank is not repaired, never comes: there a chain of
-waiting ends, even if another thread of its rank waits.
+from any source for any of its senders, at a file lock for those that hold it, at a store for any
+that may set a key, or for work for those that its engine waits for. A repair supposes of some ranks
+that they behave as their peers expect: they come to every call, and what they post fits. What is
+released then is a least fixpoint: a thread goes on once all come for which it waits, or any, and a
+thread that goes on comes to its peers' calls. One that waits for nobody, and whose rank is not
+repaired, never comes: there a chain of waiting ends, even if another thread of its rank waits.
 
 A set of ranks explains a hang if its repair releases every waiting rank. Ranks without which the
 rest of the set explains as much are victims.
@@ -17,12 +17,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from itertools import combinations
 
 from ncclscope.model import Call
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.model.threads import is_any_thread
+
+
+class Outside(Enum):
+    """What a rank waits for that is no call."""
+
+    LOCK = "lock"
+    STORE = "store"
+    WORK = "work"
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,8 @@ class Wait:
         is_any: Whether any of these ranks suffices, as for a receive from any source.
         lost: Whether the rank lost its connection to one of these. It would not have if that one
             had gone on; what the rank itself did otherwise would not have kept it.
-        at_lock: Whether it waits for a file lock, which the awaited ranks hold.
+        outside: What it waits for instead of a call: a file lock, which the awaited ranks hold, a
+            key of a store, or work, which its engine sends once the awaited ranks go on.
     """
 
     rank: int
@@ -47,12 +57,17 @@ class Wait:
     threads: Mapping[int, frozenset[int]] = field(default_factory=dict)
     is_any: bool = False
     lost: bool = False
-    at_lock: bool = False
+    outside: Outside | None = None
 
     def is_held_up_by(self, other: Wait) -> bool:
         """Return whether the thread of an awaited rank that is to come is in another wait."""
         thread = 0 if other.call is None else other.call.thread
         return is_any_thread(thread, self.threads.get(other.rank, ()))
+
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether it is known for whom it waits outside of any call, and that they keep it."""
+        return self.outside in (Outside.LOCK, Outside.WORK)
 
     @property
     def is_transfer(self) -> bool:
@@ -143,12 +158,12 @@ class WaitGraph:
         return frozenset(rank for rank, cycle in cycle_of.items() if cycle not in led)
 
     def calls_for(self, rank: int) -> list[tuple[int, Call]]:
-        """Return who waits in which call for a rank, or for one at a lock that it holds."""
-        at_locks = {wait.rank for wait in self.waits if wait.at_lock and rank in wait.awaited}
+        """Return who waits in which call for a rank, or for one that waits outside for it."""
+        outside = {wait.rank for wait in self.waits if wait.is_passed_on and rank in wait.awaited}
         return [
             (wait.rank, wait.call)
             for wait in self.waits
-            if wait.call is not None and wait.awaited & {rank, *at_locks}
+            if wait.call is not None and wait.awaited & {rank, *outside}
         ]
 
     @property

@@ -9,13 +9,19 @@ answer: it has them all, or it has given up those of the workers that are still 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.late import share_of_core
 from ncclscope.engine.processes.motion import Motion, read_engines, read_motions
 from ncclscope.engine.processes.requests import awaits_requests
-from ncclscope.engine.waits.engine_steps import engine_cores, how_far, is_idle, schedules_itself
+from ncclscope.engine.waits.engine_steps import (
+    engine_cores,
+    how_far,
+    is_idle,
+    schedules_itself,
+    turn_of,
+)
 from ncclscope.engine.waits.graph import waiting_in_calls
 from ncclscope.engine.waits.noted import Noted, lasting
 from ncclscope.model import Activity, Call, Communicator, Rank, Run, State
@@ -173,7 +179,7 @@ def _recorded(case: Case) -> Iterator[Unanswered]:
 def _inside(case: Case, engine: Rank) -> Iterator[Unanswered]:
     """Yield what an engine that runs its worker itself has not come back from."""
     noted = [one for name in ("step", ASKED) if (one := lasting(engine, name))]
-    noted = noted or [one for one in [_turn(engine)] if one]
+    noted = noted or [one for one in [turn_of(engine)] if one]
     if not noted or waiting_in_calls(case) or case.how_it_ended(engine):
         return
     newest = min(noted, key=lambda one: one.seconds)
@@ -201,27 +207,13 @@ def engines_held(case: Case) -> Iterator[tuple[Rank, Noted]]:
         return
     for engine in case.run.others:
         workers = [rank for rank in case.run.ranks if rank.labels.get("engine") == _label(engine)]
-        noted = lasting(engine, ASKED) or _turn(engine)
+        noted = lasting(engine, ASKED) or turn_of(engine)
         if noted is None or not workers or not all(map(is_idle, workers)):
             continue
         waits = lasting(engine, "dequeue") or lasting(engine, PAUSED)
         is_known = engine.details.get("stopped") or case.how_it_ended(engine)
         if waits is None and not is_known and not any(_waits(engine, key) for key in engine.logs):
             yield engine, noted
-
-
-def _turn(engine: Rank) -> Noted | None:
-    """Return the step of an engine since it last took requests in; None while it takes them in.
-
-    It lasts since the newest answer, or the newest message to its workers, if these came later.
-    """
-    taken, seen = engine.activities.get(INPUT), engine.last_seen_ns
-    if taken is None or taken.until_ns is None or seen is None:
-        return None
-    acts = (engine.activities.get(name) for name in (INPUT, "dequeue", "enqueue"))
-    since = max(one.until_ns or 0 for one in acts if one is not None)
-    step = replace(taken, name="step", detail="step", since_ns=since, until_ns=None)
-    return Noted(max(0.0, (seen - since) / 1e9), step)
 
 
 def _rests_for(engine: Rank) -> float | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, Sample, read_motions, read_servers, sample_of
 from ncclscope.engine.processes.requests import awaits_requests, is_of_workers
-from ncclscope.engine.records import DEAD_SECONDS, Records
+from ncclscope.engine.records import Records, silent_seconds
 from ncclscope.engine.waits.engine_steps import awaits_input, is_idle, schedules_itself
 from ncclscope.engine.waits.noted import lasting, seconds_of
 from ncclscope.model import Rank, Run
@@ -100,23 +100,6 @@ def _may_be_missed(process: Rank) -> bool:
         return False
     serves = process.details.get("role") in SERVICE or "engine" in process.labels
     return is_idle(process) or schedules_itself(process) if process.rank >= 0 else serves
-
-
-def silent_seconds(run: Run, process: Rank) -> float:
-    """Return for how long others of its host lived on after the last heartbeat of a process.
-
-    Who kills a whole job ends all of them at once: at least as many lived on as did not.
-    """
-    boot, seen = process.details.get("boot_id"), process.last_seen_ns
-    if not boot or seen is None:
-        return 0.0
-    ends = [
-        one.last_seen_ns - seen
-        for one in (*run.ranks, *run.others)
-        if one.last_seen_ns is not None and one.details.get("boot_id") == boot
-    ]
-    later = [one for one in ends if one >= DEAD_SECONDS * 1e9]
-    return max(later) / 1e9 if later and 2 * len(later) >= len(ends) else 0.0
 
 
 def without_work(case: Case) -> tuple[Unresponsive, list[int]] | None:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ncclscope.engine import services
-from ncclscope.engine.records import Records
+from ncclscope.engine.processes.judgement import HANG_SECONDS
+from ncclscope.engine.processes.motion import read_engines
+from ncclscope.engine.records import Records, silent_seconds
 from ncclscope.engine.sequences.habit import in_step
 from ncclscope.engine.sequences.step_rhythm import step_of
-from ncclscope.engine.waits.noted import raised
+from ncclscope.engine.waits.noted import Noted, lasting, raised
 from ncclscope.model import Activity, Call, Finding, Rank, Run, State, Step
-from ncclscope.model.activities import ASKED, INPUT, WORK, WORKER_DIED
+from ncclscope.model.activities import ASKED, INPUT, PAUSED, WORK, WORKER_DIED
 from ncclscope.model.log import CallLog
 from ncclscope.untrusted import printable
 from ncclscope.wording.ends import Ends
 from ncclscope.wording.names import ranks_text, site_text
 from ncclscope.wording.notes import Came, Note, idle_after, method_text, step_text
+from ncclscope.wording.waits import Place
 
 _SHOWN = 6
 """Different steps that are listed one by one."""
@@ -33,6 +37,10 @@ _CALLS_OF_STEP = 4096
 """Calls on one communicator that a step may have, when searching for its first one."""
 _UNANSWERED_NS = 2_000_000_000
 """A worker that waits longer than this after a message was sent has not received it."""
+_HELD_SECONDS = 2.0
+"""An engine that goes on is in one step for less."""
+_LONGEST = 160
+"""Characters of an exception that are shown."""
 _PLACES = ("dp", "pp", "tp")
 
 
@@ -62,8 +70,10 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
         for text, members in shown
     )
     yield from _step_of_divergence(run, cause, singled)
-    for name, engine in engines.items() if cause.kind not in services.KINDS else ():
-        yield from _waiting(run, name, engine)
+    for engine in engines.values() if cause.kind not in services.KINDS else ():
+        link = link_of(run, engine)
+        if link is not None:
+            yield link.text
 
 
 def counterpart(rank: Rank, log: CallLog, seq: int, other: Rank, theirs: CallLog) -> int | None:
@@ -133,10 +143,20 @@ def is_idle(rank: Rank) -> bool:
 
     Or it is an engine, and waits for requests itself.
     """
-    if _lasting(rank, "step") is not None:
+    if is_in_step(rank):
         return False
     waits = _lasting(rank, "dequeue")
     return awaits_input(rank) if waits is None else waits.detail == WORK
+
+
+def is_in_step(worker: Rank) -> bool:
+    """Return whether a worker is in a step of its model, or in a call of its engine."""
+    return _lasting(worker, "step") is not None
+
+
+def is_between_steps(rank: Rank) -> bool:
+    """Return whether a rank is in no step: idle, or an engine that is at what it does itself."""
+    return is_idle(rank) or (schedules_itself(rank) and not is_in_step(rank))
 
 
 def awaits_input(engine: Rank) -> bool:
@@ -165,6 +185,21 @@ def how_far(worker: Rank, sent: Activity) -> Came:
     if takes.until_ns is not None:
         return Came.INSIDE if takes.until_ns >= sent.since_ns else Came.EARLIER
     return Came.BACK if takes.since_ns >= sent.since_ns else Came.NOT_TAKEN
+
+
+def inside(run: Run, worker: Rank) -> Noted | None:
+    """Return the call of its engine that a worker is in, and has posted no call in; else None."""
+    engine, taken = (
+        _engines(run).get(worker.labels.get("engine", "")),
+        worker.activities.get("dequeue"),
+    )
+    sent = None if engine is None else engine.activities.get("enqueue")
+    if sent is None or taken is None or taken.until_ns is None or worker.last_seen_ns is None:
+        return None
+    last = worker.last_call(transfers=True)
+    if how_far(worker, sent) is not Came.INSIDE or (last and (last.time_ns or 0) > taken.until_ns):
+        return None
+    return Noted(max(0.0, (worker.last_seen_ns - taken.until_ns) / 1e9), sent)
 
 
 def is_behind(run: Run, worker: Rank, other: Rank, call: Call) -> bool:
@@ -288,22 +323,120 @@ def dead_workers(records: Records) -> Iterator[tuple[Rank, str]]:
             yield worker, Ends.SAW_WORKER.of(name, engine.pid, detail)
 
 
-def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
-    """Yield what an engine waits for: the other engines, between steps, or its workers."""
-    call = engine.last_call()
+@dataclass(frozen=True)
+class Link:
+    """What an engine waits for or is at, while it sends its workers nothing.
+
+    Attributes:
+        engine: The engine core.
+        text: The same in words.
+        workers: Workers whose answers it waits for.
+        engines: Engines for which it waits in a call of all engines.
+    """
+
+    engine: Rank
+    text: str
+    workers: tuple[Rank, ...] = ()
+    engines: tuple[Rank, ...] = ()
+
+
+def link_of(run: Run, engine: Rank) -> Link | None:
+    """Return what an engine waits for or is at; None where it waits for requests, or is unknown."""
+    name, call = engine.labels.get("engine", "0"), engine.last_call()
     if engine.details.get("stopped"):
-        yield Note.ENGINE_STOPPED.of(name, engine)
-    elif call is not None and call.state is not State.COMPLETED:
+        return Link(engine, Note.ENGINE_STOPPED.of(name, engine))
+    if (seconds := silent_seconds(run, engine)) >= HANG_SECONDS:
+        return Link(engine, Note.ENGINE_SILENT.of(name, engine, seconds=seconds))
+    if error := engine.details.get("ended_with"):
+        how = Place.ENDED_WITH.of(printable(str(error))[:_LONGEST])
+        return Link(engine, Note.ENGINE_ENDED.of(name, engine, how))
+    if call is not None and call.state is not State.COMPLETED:
         comm = engine.logs[call.comm].communicator
-        yield Note.ENGINE_IN_CALL.of(name, engine, call, comm)
-    elif _lasting(engine, "dequeue") is not None:
-        workers = [rank.rank for rank in run.ranks if rank.labels.get("engine") == name]
+        others = _engines(run).values()
+        behind = tuple(one for one in others if _calls(one, call.comm) < call.seq)
+        return Link(engine, Note.ENGINE_IN_CALL.of(name, engine, call, comm), engines=behind)
+    if _lasting(engine, "dequeue") is not None:
+        workers = [rank for rank in run.ranks if rank.labels.get("engine") == name]
         sent = engine.activities.get("enqueue")
-        yield Note.ENGINE_WAITS.of(
+        lacking = [one for one in workers if sent and how_far(one, sent) is not Came.ANSWERED]
+        ranks = [one.rank for one in lacking or workers]
+        said = Note.ENGINE_WAITS.of(
             name,
             engine,
             _longest([engine]),
-            workers or Note.WORKERS,
-            workers=workers,
+            ranks or Note.WORKERS,
+            workers=ranks,
             call=method_text(sent),
         )
+        return Link(engine, said, tuple(lacking))
+    if noted := lasting(engine, PAUSED):
+        return Link(engine, Note.ENGINE_PAUSED.of(name, engine, seconds=noted.seconds))
+    noted = lasting(engine, ASKED) or turn_of(engine)
+    if noted is None or noted.seconds < _HELD_SECONDS:
+        return None
+    seen = [] if run.snapshot is None else read_engines(run.snapshot)
+    at = [one.text for one in seen if one.worker.pid == engine.pid and one.frames]
+    return Link(
+        engine,
+        Note.ENGINE_IS_AT.of(
+            name,
+            engine,
+            Note.OWN_STEP if noted.name == "step" else method_text(noted.activity),
+            seconds=noted.seconds,
+            at=Note.IS_AT.of(at[0]) if at else "",
+        ),
+    )
+
+
+def _calls(process: Rank, key: str) -> int:
+    return process.logs[key].calls if key in process.logs else 0
+
+
+def links_behind(run: Run, worker: Rank) -> list[Link]:
+    """Return what keeps a worker from work: its engine, and those that this one waits for.
+
+    An engine that runs its worker itself may keep it, too. Empty for one that is in a step.
+    """
+    first = worker if schedules_itself(worker) else None
+    if is_idle(worker):
+        first = _engines(run).get(worker.labels.get("engine", ""))
+    found: dict[int, Link] = {}
+    left = [] if first is None or is_in_step(worker) else [first]
+    while left:
+        link = link_of(run, left.pop(0))
+        if link is not None and link.engine.pid not in found:
+            found[link.engine.pid] = link
+            left += link.engines
+    return list(found.values())
+
+
+def feeding(run: Run, worker: Rank) -> frozenset[int]:
+    """Return the ranks that an idle worker waits for: its engine waits for them, or their engines.
+
+    Empty where that engine waits for nobody: whatever keeps it, keeps this worker.
+    """
+    links = links_behind(run, worker)[:1]
+    labels = {one.labels["engine"] for link in links for one in link.engines}
+    theirs = {rank.rank for rank in run.ranks if rank.labels.get("engine") in labels}
+    found = theirs.union(one.rank for link in links for one in link.workers)
+    return frozenset() if worker.rank in found else frozenset(found)
+
+
+def held_by_engines(run: Run, ranks: Sequence[Rank]) -> list[str]:
+    """Return what keeps some ranks from work, in words, where no other rank does."""
+    links = (links_behind(run, rank) for rank in ranks if not feeding(run, rank))
+    return [*dict.fromkeys(one.text for behind in links for one in behind)]
+
+
+def turn_of(engine: Rank) -> Noted | None:
+    """Return the step of an engine since it last took requests in; None while it takes them in.
+
+    It lasts since the newest answer, or the newest message to its workers, if these came later.
+    """
+    taken, seen = engine.activities.get(INPUT), engine.last_seen_ns
+    if taken is None or taken.until_ns is None or seen is None:
+        return None
+    acts = (engine.activities.get(name) for name in (INPUT, "dequeue", "enqueue"))
+    since = max(one.until_ns or 0 for one in acts if one is not None)
+    step = replace(taken, name="step", detail="step", since_ns=since, until_ns=None)
+    return Noted(max(0.0, (seen - since) / 1e9), step)

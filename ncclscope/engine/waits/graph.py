@@ -1,4 +1,4 @@
-"""The engine's wait graph, of calls, transfers and file locks; and the minority in a call.
+"""The engine's wait graph, of calls and what is outside of them; and the minority in a call.
 
 If some members wait in a call that others never posted, the call alone only shows that the two
 sides differ. The minority has left the common sequence: few absent ranks did not join, and few
@@ -20,12 +20,19 @@ import numpy as np
 from ncclscope.engine.case import Case
 from ncclscope.engine.coverage import unrecorded_kinds, uses_unrecorded
 from ncclscope.engine.processes.motion import read_motions
-from ncclscope.engine.repairs.graph import Unfit, Wait, WaitGraph
+from ncclscope.engine.repairs.graph import Outside, Unfit, Wait, WaitGraph
 from ncclscope.engine.repairs.queued import first_left_open, left_open_by
 from ncclscope.engine.sequences.align import Divergence
 from ncclscope.engine.sequences.habit import is_due
 from ncclscope.engine.table import peer_of
-from ncclscope.engine.waits.engine_steps import counterpart, is_behind, is_idle
+from ncclscope.engine.waits.engine_steps import (
+    counterpart,
+    feeding,
+    inside,
+    is_behind,
+    is_between_steps,
+    is_in_step,
+)
 from ncclscope.engine.waits.noted import doing, doing_in_common
 from ncclscope.engine.waits.transfers import (
     OpenTransfer,
@@ -68,7 +75,7 @@ Heads = dict[int, tuple[Call, ...]]
 
 
 def wait_graph(case: Case) -> WaitGraph:
-    """Return who waits for whom: in collectives, in sends and receives, and at file locks.
+    """Return who waits for whom: in collectives, in sends and receives, at locks and for work.
 
     Empty for a large job, and where calls of a window have no common numbers.
     """
@@ -106,6 +113,8 @@ def wait_graph(case: Case) -> WaitGraph:
     at_stores = [one for one in store_waits(run) if one.rank not in {*heads, *skipped}]
     beside = [*at_locks, *at_stores]
     waits = [*_waits(case, heads, halves, unfit, skipped, vanished), *beside]
+    beside += work_waits(run, frozenset().union(*(one.awaited for one in waits)) - {*heads})
+    waits += beside[len(at_locks) + len(at_stores) :]
     ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
     if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
         waits = [*_waits(case, heads, halves, unfit, skipped, vanished, ended), *beside]
@@ -203,7 +212,7 @@ def _lock_waits(case: Case) -> list[Wait]:
     wait for each rank at a lock.
     """
     found = [
-        Wait(rank, None, frozenset(holders), at_lock=True)
+        Wait(rank, None, frozenset(holders), outside=Outside.LOCK)
         for rank, holders in sorted(case.run.locks.items())
         if case.run.by_rank.keys() >= {*holders} and rank not in case.waits.pending_calls
     ]
@@ -230,8 +239,28 @@ def store_waits(run: Run) -> list[Wait]:
         same = {rank for rank, other in inside.items() if other.what == one.what}
         others = {*run.by_rank, *run.missing} - same
         if others and (one.key or one.is_barrier):
-            found.append(Wait(number, None, frozenset(others), is_any=not one.is_barrier))
+            is_any = not one.is_barrier
+            found.append(
+                Wait(number, None, frozenset(others), is_any=is_any, outside=Outside.STORE)
+            )
     return found
+
+
+def work_waits(run: Run, ranks: Collection[int]) -> list[Wait]:
+    """Return the waits of idle workers for those that their engines wait for.
+
+    Args:
+        run: The run.
+        ranks: Those that others wait for. Any other worker may rest.
+    """
+    found: dict[int, Wait] = {}
+    left = [*ranks]
+    while left:
+        rank = run.by_rank.get(left.pop())
+        if rank is not None and rank.rank not in found and (others := feeding(run, rank)):
+            found[rank.rank] = Wait(rank.rank, None, others, outside=Outside.WORK)
+            left += others
+    return [found[number] for number in sorted(found)]
 
 
 def waiting_in_calls(case: Case) -> frozenset[int]:
@@ -583,10 +612,8 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         by_number = "waiting"  # ranks without a record may have posted it
     by_groups, reason = _same_role_elsewhere(case, pending)
     diverging = by_groups or by_number
-    if not diverging and all(
-        n in case.run.by_rank and is_idle(case.run.by_rank[n]) for n in absent
-    ):
-        diverging = "absent"  # the records show what they do: they wait for a request
+    if not diverging and all(_is_known_elsewhere(case.run, n) for n in absent):
+        diverging = "absent"  # the records show what they do, and it is no step
     if not diverging and _are_behind(case, absent, pending):
         diverging, reason = "absent", Why.ARE_BEHIND.of(absent)
     if not by_groups and _are_stopped(case, absent) and not _are_stopped(case, waiting):
@@ -602,12 +629,20 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)
 
 
+def _is_known_elsewhere(run: Run, number: int) -> bool:
+    """Return whether a rank waits for a request, or is in a call of its engine without a step."""
+    rank = run.by_rank.get(number)
+    if rank is None:
+        return False
+    return is_between_steps(rank) or (not is_in_step(rank) and inside(run, rank) is not None)
+
+
 def _is_silent_minority(rank: Rank, pending: PendingCall) -> bool:
     """Return whether a rank has made no call since a call was posted, and waits for no request.
 
     Calls that are not recorded may be why it seems so.
     """
-    if is_idle(rank) or uses_unrecorded(rank):
+    if is_between_steps(rank) or uses_unrecorded(rank):
         return False
     last, since = rank.last_call(transfers=True), pending.call.time_ns
     return not (last and last.time_ns and since and last.time_ns > since)

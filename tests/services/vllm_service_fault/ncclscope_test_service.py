@@ -6,7 +6,7 @@ may be planted. ``hold_*`` lets a part wait for the lock of a file, for ever:
 | fault | who | where |
 |---|---|---|
 | ``hold_grammar`` | a thread of the engine | the compilation of a grammar |
-| ``hold_schedule`` | the engine | before it schedules its next step |
+| ``hold_schedule`` | the last engine | before it schedules its next step |
 | ``hold_input`` | the engine's input thread | a request that the server has sent |
 | ``hold_output`` | the engine's output thread | an answer of the engine |
 | ``hold_server`` | the API server's event loop | any HTTP request |
@@ -61,7 +61,7 @@ def _plant_in_engine() -> None:
     from vllm.v1.structured_output import StructuredOutputManager
 
     _before("hold_grammar", StructuredOutputManager, "_create_grammar", _hold)
-    _before("hold_schedule", Scheduler, "schedule", _hold)
+    _before("hold_schedule", Scheduler, "schedule", _hold_schedule)
     _before("hold_input", EngineCoreProc, "preprocess_add_request", _hold)
     _before("hold_output", EngineCoreProc, "process_output_sockets", _watch_output)
     _before("note_rest", EngineCoreProc, "add_request", _note_request)
@@ -142,6 +142,12 @@ def _note_rest(_: str, engine: Any) -> None:
 
 def _hold_engines(fault: str, engine: Any, *_: Any) -> None:
     if engine.dp_rank == LAST_RANK:
+        _hold(fault)
+
+
+def _hold_schedule(fault: str, scheduler: Any, *_: Any) -> None:
+    config = scheduler.vllm_config.parallel_config
+    if config.data_parallel_rank == config.data_parallel_size - 1:
         _hold(fault)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ncclscope import diagnose, open_run
+from ncclscope import Verdict, diagnose, open_run
+from ncclscope.model import Activity
 from ncclscope.tracing.tracer import Tracer
 from tests.support.cluster import Cluster
 
@@ -259,3 +261,88 @@ def test_a_stage_that_receives_once_more_than_before_may_be_wrong(cluster_of: Cl
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("p2p_mismatch", ())
+
+
+def _verdict(cluster: Cluster, **engine: Any) -> Verdict:
+    """Return the verdict once all have lived on for a minute, with changes to the idle engine."""
+    run = cluster.run(quiet=60.0)
+    last = max(rank.last_seen_ns or 0 for rank in run.ranks)
+    others = [replace(one, last_seen_ns=last) for one in run.others]
+    others[0] = replace(others[0], **engine)
+    return diagnose(replace(run, others=tuple(others)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"activities": {"input": Activity("input", None, 0, 1, 1, 2)}},
+            "engine 0 (pid 2000) has sent no work for",
+        ),
+        (
+            {"activities": {"asked": Activity("asked", "add_lora", 0, 1, 1)}},
+            " s, in add_lora.",
+        ),
+        (
+            {"activities": {"paused": Activity("paused", None, 0, 1, 1)}},
+            "engine 0 (pid 2000) has been paused for",
+        ),
+        ({"details": {"stopped": True}}, "engine 0 (pid 2000) is stopped by a signal (state T)."),
+        (
+            {"details": {"ended_with": "ValueError: planted"}},
+            "engine 0 (pid 2000) ended with ValueError: planted.",
+        ),
+    ],
+)
+def test_what_keeps_an_engine_is_said_of_its_workers(
+    cluster_of: ClusterOf, changes: dict[str, Any], says: str
+) -> None:
+    _idle_replica(cluster := cluster_of(4))
+
+    verdict = _verdict(cluster, **changes)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.diverging_ranks) == ("not_joined", {0, 1})
+    assert "they are idle, in dequeue: engine 0" in verdict.cause.summary
+    assert says in verdict.cause.summary
+
+
+def test_a_worker_waits_for_the_one_whose_answer_its_engine_waits_for(
+    cluster_of: ClusterOf,
+) -> None:
+    """Rank 0 has answered and is idle; rank 1 took the call, and has not come back."""
+    idle = _idle_replica(cluster := cluster_of(4))
+    slot = idle.activity("enqueue")
+    slot.end(slot.begin("check_health"))
+    taken = cluster.tracers[1].activity("dequeue")
+    taken.end(taken.begin("work"))
+    answer = cluster.tracers[0].activity("enqueue")
+    answer.end(answer.begin("check_health"))
+    idle.activity("dequeue").begin()
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert verdict.diverging_ranks == {1}
+    assert verdict.cause.summary.startswith(
+        "Rank 0 waits for work: engine 0 (pid 2000) waits: rank 1 has not answered check_health. "
+    )
+
+
+def test_no_engine_is_to_blame_where_engines_wait_for_each_other(cluster_of: ClusterOf) -> None:
+    idle = _idle_replica(cluster := cluster_of(4))
+    for engine, calls in ((idle, 2), (busy := _engine(cluster, 1), 1)):
+        comm = engine.communicator("E", "engines", (), "gloo")
+        for number in range(calls):
+            at = engine.record(comm, "all_reduce", shape=(2,), dtype="int32", redop="sum")
+            if not number:
+                engine.complete(at)
+    slot = busy.activity("enqueue")
+    slot.end(slot.begin("execute_dummy_batch"))
+    busy.activity("dequeue").begin()
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert verdict.diverging_ranks == {0, 1}
+    assert verdict.cause.summary.endswith("in which ranks 2 3 wait; they are idle, in dequeue.")

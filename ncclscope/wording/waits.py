@@ -139,6 +139,7 @@ class Lock(Phrase):
     HELD = "rank {0} waits for a file lock that {1} {1:hold}"
     OWN = "rank {} waits for a file lock of its own, which it or a process that it started holds"
     IN_CALL = "rank {} waits for {} in its call"
+    IN_MEETING = "rank {} waits for {} to meet"
     WORK = "rank {} waits for work: {}"
 
 

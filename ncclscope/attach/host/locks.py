@@ -48,9 +48,13 @@ def holders_of(ranks: Mapping[int, int], locks: Path = _LOCKS) -> dict[int, tupl
 def with_locks(run: Run, locks: Path = _LOCKS) -> Run:
     """Return a run with the file locks for which its living processes wait.
 
+    A bundle has those of its time, perhaps of another host.
+
     Args:
         run: The run of rings of this host.
         locks: The kernel's list.
     """
+    if run.snapshot is not None:
+        return run
     living = {rank.pid: rank.rank for rank in run.ranks if rank.alive is True and rank.pid}
     return replace(run, locks=holders_of(living, locks)) if living else run

@@ -29,10 +29,14 @@ _LARGEST = 1 << 40
 def with_queues(run: Run, folder: Path = _SHARED_MEMORY) -> Run:
     """Return a run with the state of the message queues that its living processes use.
 
+    A bundle has that of its time, perhaps of another host.
+
     Args:
         run: The run of rings.
         folder: Where the shared memory of this host is.
     """
+    if run.snapshot is not None:
+        return run
     found: dict[str, QueueState] = {}
     for rank in (*run.ranks, *run.others):
         if rank.alive is not True or rank.details.get("queues") is None:

@@ -17,6 +17,9 @@ from ncclscope.wording.names import sentence
 from ncclscope.wording.waits import Lock
 from ncclscope.wording.waits import Wait as Why
 
+_MEETING = "init_stalled"
+"""The kind of a finding on ranks that have not come to the meeting of all."""
+
 
 def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings on absent ranks as those on what these wait for outside of calls.
@@ -30,7 +33,7 @@ def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         found = _past_waits(case, findings)
     at_store = {wait.rank for wait in store_waits(case.run)}
     found = [_at_store(case, one) if at_store & {*one.diverging_ranks} else one for one in found]
-    if any(one.role == "cause" and one.kind == "init_stalled" for one in found):
+    if any(one.role == "cause" and one.kind == _MEETING for one in found):
         found = [
             as_consequence(one)
             if _is_absence(one) and at_store & {*(one.diverging_ranks or one.candidate_ranks)}
@@ -65,7 +68,7 @@ def _past_waits(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     found: list[Finding] = []
     known: set[tuple[int, ...]] = set()
     for one in findings:
-        if one.role == "cause" and _is_absence(one):
+        if one.role == "cause" and (_is_absence(one) or one.kind == _MEETING):
             one = _in_its_ends(case.run, wait_graph(case), one)
             about = one.diverging_ranks or one.candidate_ranks
             one = as_consequence(one) if about in known else one
@@ -94,9 +97,10 @@ def _in_its_ends(run: Run, graph: WaitGraph, finding: Finding) -> Finding:
         return finding  # in a cycle, no one keeps the others from work
     ends = ends & frozenset().union(*graph.cheapest) or ends
     ranks = sorted((about - waits.keys() - inside) | ends)
+    meets = finding.kind == _MEETING
     lines = [_passed_on(run, waits[one]) for one in sorted(reached & waits.keys())]
     lines += [
-        Lock.IN_CALL.of(one, sorted(graph.awaited_by(one)))
+        (Lock.IN_MEETING if meets else Lock.IN_CALL).of(one, sorted(graph.awaited_by(one)))
         for one in ranks
         if one in graph.waiting and one not in waits
     ]
@@ -104,10 +108,10 @@ def _in_its_ends(run: Run, graph: WaitGraph, finding: Finding) -> Finding:
     text = "; ".join(lines)
     said = Why.EACH_OTHER.of(text) if is_cycle else f"{sentence(text)}."
     is_named = len(ranks) == 1 or (not is_cycle and bool(finding.diverging_ranks))
-    is_absence = finding.kind != "extra_call" and finding.comm is not None
+    is_absence = meets or (finding.kind != "extra_call" and finding.comm is not None)
     return replace(
         finding.naming(ranks) if is_named else finding.undecided(ranks),
-        kind="not_joined",
+        kind=_MEETING if meets else "not_joined",
         summary=f"{said} {finding.summary}" if is_absence else said,
         evidence=(*finding.evidence, *lines),
         inferred=(),

@@ -30,6 +30,7 @@ class Outside(Enum):
     """What a rank waits for that is no call."""
 
     LOCK = "lock"
+    MEETING = "meeting"
     STORE = "store"
     WORK = "work"
 
@@ -48,7 +49,8 @@ class Wait:
         lost: Whether the rank lost its connection to one of these. It would not have if that one
             had gone on; what the rank itself did otherwise would not have kept it.
         outside: What it waits for instead of a call: a file lock, which the awaited ranks hold, a
-            key of a store, or work, which its engine sends once the awaited ranks go on.
+            key of a store, work, which its engine sends once the awaited ranks go on, or the
+            meeting of all ranks in `init_process_group`.
     """
 
     rank: int

@@ -33,7 +33,7 @@ from ncclscope.engine.waits.engine_steps import (
     is_between_steps,
     is_in_step,
 )
-from ncclscope.engine.waits.noted import doing, doing_in_common
+from ncclscope.engine.waits.noted import doing, doing_in_common, lasting
 from ncclscope.engine.waits.transfers import (
     OpenTransfer,
     Pair,
@@ -110,11 +110,11 @@ def wait_graph(case: Case) -> WaitGraph:
     vanished = _vanished(case, heads) - _overrun(case, unfit)
     _await_the_gone(case, heads, halves, vanished)
     skipped = {*unseen, *vanished, *elsewhere}
-    at_stores = [one for one in store_waits(run) if one.rank not in {*heads, *skipped}]
-    beside = [*at_locks, *at_stores]
+    met = {*heads, *skipped}.union(one.rank for one in at_locks)
+    beside = [*at_locks, *(one for one in _noted_waits(run) if one.rank not in met)]
     waits = [*_waits(case, heads, halves, unfit, skipped, vanished), *beside]
-    beside += work_waits(run, frozenset().union(*(one.awaited for one in waits)) - {*heads})
-    waits += beside[len(at_locks) + len(at_stores) :]
+    without_work = work_waits(run, frozenset().union(*(one.awaited for one in waits)) - {*heads})
+    beside, waits = [*beside, *without_work], [*waits, *without_work]
     ended = vanished.union(rank.rank for rank in run.ranks if failed(rank))
     if ended.issuperset(wait.rank for wait in waits) and _leave_open(case, heads, halves, ended):
         waits = [*_waits(case, heads, halves, unfit, skipped, vanished, ended), *beside]
@@ -244,6 +244,15 @@ def store_waits(run: Run) -> list[Wait]:
                 Wait(number, None, frozenset(others), is_any=is_any, outside=Outside.STORE)
             )
     return found
+
+
+def _noted_waits(run: Run) -> list[Wait]:
+    """Return the waits at a store, and in the meeting of all ranks for those that never came."""
+    meets = [rank.rank for rank in run.ranks if lasting(rank, INIT)]
+    came = {rank.rank for rank in run.ranks if INIT in rank.activities or rank.logs}
+    absent = frozenset({*run.by_rank, *run.missing} - came)
+    found = [Wait(one, None, absent, outside=Outside.MEETING) for one in meets if absent]
+    return [*found, *(one for one in store_waits(run) if one.rank not in meets or not absent)]
 
 
 def work_waits(run: Run, ranks: Collection[int]) -> list[Wait]:
@@ -612,7 +621,7 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
         by_number = "waiting"  # ranks without a record may have posted it
     by_groups, reason = _same_role_elsewhere(case, pending)
     diverging = by_groups or by_number
-    if not diverging and all(_is_known_elsewhere(case.run, n) for n in absent):
+    if not diverging and all(_is_known_elsewhere(case.run, n, waiting) for n in absent):
         diverging = "absent"  # the records show what they do, and it is no step
     if not diverging and _are_behind(case, absent, pending):
         diverging, reason = "absent", Why.ARE_BEHIND.of(absent)
@@ -629,12 +638,17 @@ def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)
 
 
-def _is_known_elsewhere(run: Run, number: int) -> bool:
-    """Return whether a rank waits for a request, or is in a call of its engine without a step."""
+def _is_known_elsewhere(run: Run, number: int, waiting: Sequence[int]) -> bool:
+    """Return whether a rank waits for a request, or is in a call of its engine without a step.
+
+    Ranks that wait for it may be in the same call of that engine.
+    """
     rank = run.by_rank.get(number)
     if rank is None:
         return False
-    return is_between_steps(rank) or (not is_in_step(rank) and inside(run, rank) is not None)
+    theirs = {run.by_rank[one].labels.get("engine") for one in waiting}
+    is_apart = rank.labels.get("engine") not in theirs and not is_in_step(rank)
+    return is_between_steps(rank) or (is_apart and inside(run, rank) is not None)
 
 
 def _is_silent_minority(rank: Rank, pending: PendingCall) -> bool:

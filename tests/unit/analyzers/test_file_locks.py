@@ -188,3 +188,23 @@ def test_a_bundle_keeps_who_holds_the_locks(tmp_path: Path) -> None:
     (tmp_path / "attach.json").write_text(json.dumps(document))
 
     assert read_snapshot(tmp_path / "attach.json").workers[0].locked_by == (-1, 3, -1)
+
+
+def test_who_holds_a_lock_and_meets_the_others_there_is_named() -> None:
+    inside = worker(0, in_collective("init_process_group", 7))
+    at_locks = [worker(rank, AT_LOCK, locked_by=(0,)) for rank in (1, 2)]
+
+    verdict = judged(inside, *at_locks, gap=12.0)
+
+    assert verdict.status == "hung"
+    assert verdict.diverging_ranks == {0}
+    assert "rank 2 waits for a file lock that rank 0 holds" in verdict.summary
+
+
+def test_locks_of_a_bundle_are_not_looked_up_again(cluster_of: ClusterOf, tmp_path: Path) -> None:
+    (tmp_path / "locks").write_bytes(LISTED)
+    run = cluster_of(2).run()
+    ranks = tuple(replace(one, pid=100 + one.rank, alive=True) for one in run.ranks)
+    bundle = replace(run, ranks=ranks, snapshot=snapshot([]), locks={0: (1,)})
+
+    assert with_locks(bundle, tmp_path / "locks").locks == {0: (1,)}

@@ -34,6 +34,8 @@ from tests.corpus.strangers10.truth import PROGRAMS as STRANGERS10
 from tests.corpus.strangers10.truth import STORIES as STORIES10
 from tests.corpus.strangers11.truth import PROGRAMS as STRANGERS11
 from tests.corpus.strangers11.truth import STORIES as STORIES11
+from tests.corpus.strangers12.truth import PROGRAMS as STRANGERS12
+from tests.corpus.strangers12.truth import STORIES as STORIES12
 
 
 def document(
@@ -68,6 +70,7 @@ def document(
         STRANGERS9,
         STRANGERS10,
         STRANGERS11,
+        STRANGERS12,
     ],
 )
 def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
@@ -89,6 +92,7 @@ def test_each_program_has_a_truth(programs: dict[str, Program]) -> None:
         (STRANGERS9, STORIES9),
         (STRANGERS10, STORIES10),
         (STRANGERS11, STORIES11),
+        (STRANGERS12, STORIES12),
     ],
 )
 def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> None:
@@ -110,6 +114,7 @@ def test_each_stranger_that_hangs_has_a_story(programs: Any, stories: Any) -> No
         *STRANGERS9.values(),
         *STRANGERS10.values(),
         *STRANGERS11.values(),
+        *STRANGERS12.values(),
     ],
     ids=lambda program: program.name,
 )

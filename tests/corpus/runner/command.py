@@ -31,6 +31,7 @@ from tests.corpus.strangers8.truth import PROGRAMS as STRANGERS8
 from tests.corpus.strangers9.truth import PROGRAMS as STRANGERS9
 from tests.corpus.strangers10.truth import PROGRAMS as STRANGERS10
 from tests.corpus.strangers11.truth import PROGRAMS as STRANGERS11
+from tests.corpus.strangers12.truth import PROGRAMS as STRANGERS12
 
 __all__ = ["KNOWN", "main"]
 
@@ -47,6 +48,7 @@ _SETS = {
     "strangers9": STRANGERS9,
     "strangers10": STRANGERS10,
     "strangers11": STRANGERS11,
+    "strangers12": STRANGERS12,
 }
 KNOWN = {name: program for programs in _SETS.values() for name, program in programs.items()}
 _NONE = frozenset({NO_ANSWER, NO_HANG})

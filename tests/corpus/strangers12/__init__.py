@@ -1,0 +1,1 @@
+"""Programs whose hang is a chain of waits of different kinds."""

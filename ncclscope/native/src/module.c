@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "addresses.h"
+#include "frames.h"
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
@@ -627,6 +628,9 @@ static PyMethodDef functions[] = {
     {"is_announced", is_announced, METH_NOARGS, "Whether an announced call is open here."},
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
     {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
+    {"frames", ns_frames_of, METH_O, "Whether the layout of frames in this version is known."},
+    {"frames_agree", ns_frames_agree, METH_NOARGS, "Whether frames are what their objects say."},
+    {"place_by", ns_place_by, METH_O, "Return the call site, by known frames or by objects."},
     {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},
     {"post_of", ns_post_of, METH_VARARGS, "Return what a method needs to record without Python."},
     {"posting", ns_posting, METH_VARARGS, "Return what records the calls of one method."},

@@ -637,6 +637,8 @@ static PyMethodDef functions[] = {
     {"use_capturing", ns_use_capturing, METH_O, "Ask this whether a CUDA graph is captured."},
     {"replaced", ns_replaced, METH_VARARGS, "Return what replaces a method that enqueues."},
     {"grouped", ns_grouped, METH_VARARGS, "Return what replaces a method that opens or ends a group."},
+    {"kernel", ns_kernel, METH_VARARGS, "Return a kernel of torch's dispatcher."},
+    {"elsewhere", ns_elsewhere, METH_O, "Whether this is the call site of threads without one."},
     {"noted", ns_noted_method, METH_VARARGS, "Return what replaces a method that is noted."},
     {"waited", ns_waited, METH_VARARGS, "Return what replaces a method that waits."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
@@ -679,7 +681,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
         || !ns_posting_ready() || !ns_kept_ready() || !ns_addresses_ready()
-        || !ns_replaced_ready() || !ns_noted_ready())
+        || !ns_replaced_ready() || !ns_kernel_ready() || !ns_noted_ready())
         Py_CLEAR(made);
     return made;
 }

@@ -32,6 +32,7 @@ typedef struct Place {
 static Known codes[CODES] __attribute__((aligned(64)));
 static Place places[PLACES] __attribute__((aligned(64)));
 static PyObject *classify;
+static PyObject *elsewhere; /* borrowed of `places`, which keep their tuples */
 static int plumbing, reads_frames;
 
 static size_t slot_of(const void *pointer, size_t more, size_t slots)
@@ -190,17 +191,16 @@ static PyObject *search(void)
     if (!classify || !PyFrame_GetBack || !PyFrame_GetLasti)
         return NULL;
     PyFrameObject *frame = PyEval_GetFrame();
-    PyObject *found = NULL;
+    PyObject *found = elsewhere;
     Py_XINCREF(frame);
     while (frame) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         Known *entry = known((PyObject *)code);
         Py_DECREF(code);
-        if (!entry)
-            break;
-        if (entry->role != plumbing) {
-            found = entry->role == USER ? tuple_of(entry->code, PyFrame_GetLasti(frame), NULL, 0)
-                                        : installed(frame, entry);
+        if (!entry || entry->role != plumbing) {
+            found = !entry                ? NULL
+                    : entry->role == USER ? tuple_of(entry->code, PyFrame_GetLasti(frame), NULL, 0)
+                                          : installed(frame, entry);
             break;
         }
         PyFrameObject *outer = PyFrame_GetBack(frame);
@@ -215,6 +215,14 @@ PyObject *ns_place_here(void)
 {
     PyObject *place = reads_frames ? known_here() : NULL;
     return place ? place : search();
+}
+
+PyObject *ns_elsewhere(PyObject *Py_UNUSED(module), PyObject *begins)
+{
+    elsewhere = NULL;
+    if (begins == Py_True)
+        elsewhere = ns_place_here();
+    Py_RETURN_NONE;
 }
 
 PyObject *ns_place_by(PyObject *Py_UNUSED(module), PyObject *frames)

@@ -13,6 +13,10 @@ PyObject *ns_places(PyObject *module, PyObject *args);
  * Python to say. */
 PyObject *ns_place_here(void);
 
+/* As callsite.elsewhere: from now on, or no longer, the site of this frame is that of threads without a frame
+ * of the program. */
+PyObject *ns_elsewhere(PyObject *module, PyObject *begins);
+
 /* Return it to Python: from the frames themselves if it is known already, or by their objects. */
 PyObject *ns_place_by(PyObject *module, PyObject *frames);
 

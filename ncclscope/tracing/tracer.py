@@ -21,7 +21,6 @@ from typing import Any
 
 from ncclscope import native
 from ncclscope.model import signature
-from ncclscope.model.sites import PLUMBING
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
@@ -115,7 +114,7 @@ class Tracer:
         """Let the core record calls whose parameters are known, where it writes the ring."""
         core = native.core()
         if core is not None and isinstance(self.ring, NativeWriter):
-            core.places(callsite.role_of, PLUMBING)
+            callsite.teach(core)
             recorder = core.recorder(self.ring.core, self.record, scope.groups)
             self.record = recorder.record  # type: ignore[method-assign]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope import open_run
+from ncclscope import native, open_run
 from ncclscope.model import Call, State
 from ncclscope.tracing import callsite, coverage, scope, session
 from ncclscope_patches.probes.c10d import C10dProbe
@@ -17,6 +19,7 @@ from ncclscope_patches.probes.from_cpp import dispatcher
 from ncclscope_patches.probes.from_cpp.backward import BackwardNote
 from ncclscope_patches.probes.from_cpp.dispatcher import DispatcherProbe, record_from_now, waiting
 from ncclscope_patches.probes.functional import FunctionalProbe
+from tests.support.hosts import until
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -41,8 +44,33 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not scope.is_announced()
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["any reduction", "sums"])
+def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return whether C++ posts no reduction but sums, which the core records."""
+    monkeypatch.setattr(sys.modules[__name__], "_sums", request.param)
+    is_sum: bool = request.param
+    return is_sum
+
+
+_sums = False
+
+
 def listen() -> None:
-    record_from_now("compiled", "the test posts from C++")
+    record_from_now("compiled", "the test posts from C++", sums=_sums)
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets the calls that Python records."""
+    calls: list[Any] = []
+    record = dispatcher.record
+
+    def counted(*args: Any) -> int:
+        calls.append(args)
+        return record(*args)
+
+    monkeypatch.setattr(dispatcher, "record", counted)
+    return calls
 
 
 def from_cpp(values: Any = None) -> Any:
@@ -87,6 +115,66 @@ def test_a_call_that_raises_leaves_nothing_announced(rings: Path) -> None:
     assert not scope.is_announced()
     from_cpp()
     assert recorded(rings)[-1].shape == (3,)
+
+
+def test_the_core_records_sums_that_it_has_met(
+    rings: Path, sums: bool, in_python: list[Any]
+) -> None:
+    listen()
+    for _ in range(5):
+        from_cpp()
+    assert len(in_python) == (1 if sums and native.core() else 5)
+    calls = recorded(rings)
+    assert len(calls) == 5
+    assert {(call.op, call.shape, call.redop, call.site) for call in calls} == {
+        ("all_reduce", (3,), "sum", calls[0].site)
+    }
+
+
+def test_the_core_leaves_calls_to_python_once_not_all_are_sums(
+    rings: Path, sums: bool, in_python: list[Any]
+) -> None:
+    listen()
+    for _ in range(3):
+        from_cpp()
+    before = len(in_python)
+    record_from_now("compiled", "the test posts from C++")
+    for _ in range(3):
+        from_cpp()
+    assert len(in_python) == before + (0 if not dispatcher.reads_reductions() and sums else 3)
+    assert len(recorded(rings)) == 6
+
+
+def test_threads_without_frames_post_at_the_line_of_the_backward(
+    rings: Path, sums: bool, in_python: list[Any]
+) -> None:
+    """A function in C, called in a thread of its own, has no frame around it."""
+    listen()
+    post, _ = torch._C._jit_get_operation("_c10d_functional::all_reduce")
+    name = dist.group.WORLD.group_name
+
+    class Posting(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, values: Any) -> Any:
+            return values.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            tracer = session.current()
+            assert tracer is not None
+            for _ in range(3):
+                expected = tracer.ring.position + 1
+                _thread.start_new_thread(post, (torch.ones(3), "sum", name))
+                until(lambda: tracer.ring.position == expected, "a record")  # noqa: B023
+            return gradient
+
+    Posting.apply(torch.ones(2, requires_grad=True)).sum().backward()
+
+    here = "test_threads_without_frames_post_at_the_line_of_the_backward"
+    sites = {call.site for call in recorded(rings)}
+    assert len(sites) == 1
+    assert (sites.pop() or "").endswith(here)
+    assert len(in_python) == (1 if sums and native.core() else 3)
 
 
 def test_suppressed_calls_and_tensors_without_data_are_left_out(rings: Path) -> None:

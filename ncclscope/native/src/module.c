@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "addresses.h"
+#include "frames.h"
 #include "grouped.h"
 #include "kept.h"
 #include "module.h"
@@ -627,12 +628,17 @@ static PyMethodDef functions[] = {
     {"is_announced", is_announced, METH_NOARGS, "Whether an announced call is open here."},
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
     {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
+    {"frames", ns_frames_of, METH_O, "Whether the layout of frames in this version is known."},
+    {"frames_agree", ns_frames_agree, METH_NOARGS, "Whether frames are what their objects say."},
+    {"place_by", ns_place_by, METH_O, "Return the call site, by known frames or by objects."},
     {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},
     {"post_of", ns_post_of, METH_VARARGS, "Return what a method needs to record without Python."},
     {"posting", ns_posting, METH_VARARGS, "Return what records the calls of one method."},
     {"use_capturing", ns_use_capturing, METH_O, "Ask this whether a CUDA graph is captured."},
     {"replaced", ns_replaced, METH_VARARGS, "Return what replaces a method that enqueues."},
     {"grouped", ns_grouped, METH_VARARGS, "Return what replaces a method that opens or ends a group."},
+    {"kernel", ns_kernel, METH_VARARGS, "Return a kernel of torch's dispatcher."},
+    {"elsewhere", ns_elsewhere, METH_O, "Whether this is the call site of threads without one."},
     {"noted", ns_noted_method, METH_VARARGS, "Return what replaces a method that is noted."},
     {"waited", ns_waited, METH_VARARGS, "Return what replaces a method that waits."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
@@ -675,7 +681,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
         || !ns_posting_ready() || !ns_kept_ready() || !ns_addresses_ready()
-        || !ns_replaced_ready() || !ns_noted_ready())
+        || !ns_replaced_ready() || !ns_kernel_ready() || !ns_noted_ready())
         Py_CLEAR(made);
     return made;
 }

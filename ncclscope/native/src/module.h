@@ -41,6 +41,8 @@ PyObject *ns_grouped(PyObject *module, PyObject *args);
 PyObject *ns_waited(PyObject *module, PyObject *args);
 PyObject *ns_noted_method(PyObject *module, PyObject *args);
 bool ns_replaced_ready(void); /* false with an error set */
+PyObject *ns_kernel(PyObject *module, PyObject *args);
+bool ns_kernel_ready(void); /* false with an error set */
 
 extern PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
 

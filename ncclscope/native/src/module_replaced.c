@@ -12,6 +12,7 @@
 #include "module.h"
 #include "noted.h"
 #include "posting.h"
+#include "replaced.h"
 
 #include <stdbool.h>
 
@@ -23,8 +24,7 @@ typedef struct Replaced {
     ns_vector_call call;
     PyObject *attributes;
     PyObject *function; /* the method itself */
-    PyObject *patch;
-    PyObject *state;     /* its __dict__ */
+    ns_patch of;
     PyObject *pending;   /* works.pending, of addresses.h; NULL for a method that is noted */
     PyObject *slow;      /* records in Python; NULL for Work.wait() and for groups */
     PyObject *method;    /* of module_posting.c */
@@ -42,11 +42,26 @@ typedef struct Replaced {
 static PyTypeObject *replaced_type;
 static PyObject *func_name, *cpu_name, *active_name, *disabled_name, *ring_name, *advance_name, *bind;
 
-static bool is_active(const Replaced *self)
+bool ns_patch_take(ns_patch *to, PyObject *patch)
 {
-    PyObject *active = PyDict_GetItemWithError(self->state, active_name);
+    to->state = PyObject_GenericGetDict(patch, NULL);
+    to->patch = patch;
+    if (to->state)
+        Py_INCREF(patch);
+    return to->state;
+}
+
+void ns_patch_drop(ns_patch *of)
+{
+    Py_DECREF(of->patch);
+    Py_DECREF(of->state);
+}
+
+bool ns_patch_active(const ns_patch *of)
+{
+    PyObject *active = PyDict_GetItemWithError(of->state, active_name);
     if (!active && !PyErr_Occurred()) { /* of its class, then */
-        active = PyObject_GetAttr(self->patch, active_name);
+        active = PyObject_GetAttr(of->patch, active_name);
         Py_XDECREF(active);
     }
     return active == Py_True;
@@ -64,15 +79,14 @@ static bool is_on(const Replaced *self, const ns_arguments *given)
     return on;
 }
 
-/* Give the probe's own error to Patch.fail(); false, with an error set, if the program gets one. */
-static bool contained(const Replaced *self)
+bool ns_patch_contains(const ns_patch *of)
 {
     PyObject *type, *error, *trace;
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return false;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *done = PyObject_CallMethod(self->patch, "fail", "O", error);
+    PyObject *done = PyObject_CallMethod(of->patch, "fail", "O", error);
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
@@ -80,8 +94,7 @@ static bool contained(const Replaced *self)
     return done != NULL;
 }
 
-/* As posted_calls.on_cpu(); -1 for an error. */
-static int on_cpu(const ns_arguments *given)
+int ns_on_cpu(const ns_arguments *given)
 {
     for (Py_ssize_t at = 1; at < ns_positional_count(given); at++) {
         PyObject *item = given->args[at];
@@ -109,7 +122,7 @@ static int keep(const Replaced *self, const ns_recorded *call, const ns_argument
 {
     if (work == Py_None || ns_addresses_count(self->pending) >= self->most)
         return 0;
-    int waits = call->waits < 0 ? on_cpu(given) : call->waits;
+    int waits = call->waits < 0 ? ns_on_cpu(given) : call->waits;
     if (waits < 0)
         return -1;
     PyObject *entry =
@@ -135,16 +148,15 @@ static bool finish(const Replaced *self, const ns_recorded *call, const ns_argum
         Py_XDECREF(done);
         kept = done ? 1 : -1;
     }
-    return kept > 0 || contained(self);
+    return kept > 0 || ns_patch_contains(&self->of);
 }
 
-/* Let Python withdraw the record of a call that raised an exception, which stays set. */
-static void note_raised(const Replaced *self, const ns_recorded *call)
+void ns_patch_raised(const ns_patch *of, const ns_recorded *call)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *done = PyObject_CallMethod(self->patch, "raised", "OLO", call->handle,
+    PyObject *done = PyObject_CallMethod(of->patch, "raised", "OLO", call->handle,
                                          (long long)call->position, error ? error : Py_None);
     if (!done)
         PyErr_Clear();
@@ -156,7 +168,7 @@ static PyObject *enqueue(const Replaced *self, const ns_arguments *given)
 {
     PyObject *result;
     ns_recorded call;
-    if (!is_active(self)) {
+    if (!ns_patch_active(&self->of)) {
         PyErr_Clear();
         return ns_call_as_given(self->function, given);
     }
@@ -172,7 +184,7 @@ static PyObject *enqueue(const Replaced *self, const ns_arguments *given)
         result = ns_call_as_given(self->function, given);
     }
     if (!result)
-        note_raised(self, &call);
+        ns_patch_raised(&self->of, &call);
     else if (self->most < 0)
         ns_advance(call.channel->ring, call.position, COMPLETED);
     else if (self->after != Py_None && !finish(self, &call, given, result))
@@ -223,7 +235,7 @@ static bool completed(const Replaced *self, PyObject *work)
 static PyObject *end_group(const Replaced *self, const ns_arguments *given)
 {
     PyObject *type, *error, *trace;
-    bool active = is_active(self);
+    bool active = ns_patch_active(&self->of);
     PyObject *result = ns_call_as_given(self->function, given);
     if (!active)
         return result;
@@ -235,7 +247,7 @@ static PyObject *end_group(const Replaced *self, const ns_arguments *given)
         is_well = done != NULL;
         Py_XDECREF(done);
     }
-    if (!is_well && !contained(self)) {
+    if (!is_well && !ns_patch_contains(&self->of)) {
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(trace);
@@ -249,8 +261,8 @@ static PyObject *end_group(const Replaced *self, const ns_arguments *given)
 static PyObject *open_group(const Replaced *self, const ns_arguments *given)
 {
     PyObject *result = ns_call_as_given(self->function, given);
-    if (result && is_active(self) && !ns_group_enter(self->groups, self->numbers)
-        && !contained(self))
+    if (result && ns_patch_active(&self->of) && !ns_group_enter(self->groups, self->numbers)
+        && !ns_patch_contains(&self->of))
         Py_CLEAR(result);
     return result;
 }
@@ -259,14 +271,14 @@ static PyObject *open_group(const Replaced *self, const ns_arguments *given)
 static PyObject *note(const Replaced *self, const ns_arguments *given)
 {
     ns_note noted;
-    int begun = is_active(self) ? ns_note_begin(self->noted, given, &noted) : 0;
-    if (PyErr_Occurred() && !contained(self))
+    int begun = ns_patch_active(&self->of) ? ns_note_begin(self->noted, given, &noted) : 0;
+    if (PyErr_Occurred() && !ns_patch_contains(&self->of))
         return NULL;
     PyObject *result = ns_call_as_given(self->function, given), *type, *error, *trace;
     if (begun <= 0)
         return result;
     PyErr_Fetch(&type, &error, &trace);
-    if (!ns_note_end(&noted) && !contained(self)) {
+    if (!ns_note_end(&noted) && !ns_patch_contains(&self->of)) {
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(trace);
@@ -290,7 +302,7 @@ static PyObject *call(PyObject *object, PyObject *const *args, size_t flagged, P
     PyObject *result = ns_call_as_given(self->function, given);
     if (!result || !ns_positional_count(given))
         return result;
-    if (is_active(self) && !completed(self, args[0]) && !contained(self))
+    if (ns_patch_active(&self->of) && !completed(self, args[0]) && !ns_patch_contains(&self->of))
         Py_CLEAR(result);
     return result;
 }
@@ -322,23 +334,23 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
         PyErr_SetString(PyExc_TypeError, "not a dict by id");
         return NULL;
     }
-    PyObject *state = PyObject_GenericGetDict(patch, NULL);
-    Replaced *self = state ? PyObject_GC_New(Replaced, replaced_type) : NULL;
+    ns_patch of;
+    if (!ns_patch_take(&of, patch))
+        return NULL;
+    Replaced *self = PyObject_GC_New(Replaced, replaced_type);
     if (!self) {
-        Py_XDECREF(state);
+        ns_patch_drop(&of);
         return NULL;
     }
     self->call = call;
     self->attributes = PyDict_New();
     self->function = without_wrapper(function);
-    self->patch = patch;
+    self->of = of;
     self->pending = pending;
-    self->state = state;
     self->slow = self->method = self->after = self->listeners = NULL;
     self->most = self->can_be_off = 0;
     self->groups = self->numbers = self->marked = self->ended = NULL;
     self->noted = NULL;
-    Py_INCREF(patch);
     Py_XINCREF(pending);
     return self;
 }
@@ -434,8 +446,8 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->attributes);
     Py_VISIT(self->function);
-    Py_VISIT(self->patch);
-    Py_VISIT(self->state);
+    Py_VISIT(self->of.patch);
+    Py_VISIT(self->of.state);
     Py_VISIT(self->pending);
     Py_VISIT(self->slow);
     Py_VISIT(self->after);
@@ -456,8 +468,7 @@ static void replaced_free(PyObject *object)
     PyObject_GC_UnTrack(object);
     clear(object);
     Py_DECREF(self->function);
-    Py_DECREF(self->patch);
-    Py_DECREF(self->state);
+    ns_patch_drop(&self->of);
     Py_XDECREF(self->pending);
     Py_XDECREF(self->slow);
     Py_XDECREF(self->method);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS = 64, MOST_DIMS = 4 };
+enum { SLOTS = 64, MOST_DIMS = 4, LINE = 64 };
 
 typedef struct Key {
     const PyObject *place;
@@ -24,6 +24,7 @@ typedef struct Entry {
 struct ns_seen {
     Entry entries[SLOTS];
 };
+_Static_assert(sizeof(Entry) % LINE == 0, "a cache line belongs to one entry");
 
 static bool make_key(const ns_planned *call, const PyObject *place, Key *to)
 {
@@ -68,7 +69,9 @@ static bool equal(const Key *a, const Key *b)
 
 ns_seen *ns_seen_new(void)
 {
-    return calloc(1, sizeof(ns_seen));
+    /* An entry is two cache lines, and not parts of three. */
+    ns_seen *made = aligned_alloc(LINE, sizeof *made);
+    return made ? memset(made, 0, sizeof *made) : NULL;
 }
 
 static void drop(Key *key)

@@ -2,6 +2,8 @@
 #define PY_SSIZE_T_CLEAN
 #include "place.h"
 
+#include "frames.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,10 +29,11 @@ typedef struct Place {
     PyObject *tuple;
 } Place;
 
-static Known codes[CODES];
-static Place places[PLACES];
+static Known codes[CODES] __attribute__((aligned(64)));
+static Place places[PLACES] __attribute__((aligned(64)));
 static PyObject *classify;
-static int plumbing;
+static PyObject *elsewhere; /* borrowed of `places`, which keep their tuples */
+static int plumbing, reads_frames;
 
 static size_t slot_of(const void *pointer, size_t more, size_t slots)
 {
@@ -39,7 +42,17 @@ static size_t slot_of(const void *pointer, size_t more, size_t slots)
     return (size_t)(hash >> 32) % slots;
 }
 
-/* Return a code object's entry; NULL if there is none to be had. */
+/* Return the entry that a code object has; NULL without. */
+static const Known *known_yet(const PyObject *code)
+{
+    size_t start = slot_of(code, 0, CODES);
+    for (size_t at = 0; at < PROBES; at++)
+        if (codes[(start + at) % CODES].code == code)
+            return &codes[(start + at) % CODES];
+    return NULL;
+}
+
+/* Return a code object's entry, if needed a new one; NULL if there is none to be had. */
 static Known *known(PyObject *code)
 {
     size_t start = slot_of(code, 0, CODES);
@@ -57,42 +70,51 @@ static Known *known(PyObject *code)
             return NULL;
         }
         Py_DECREF(answer);
-        if (!is_kept || entry->code) /* asking Python may have let in another thread */
+        if (!is_kept)
             return NULL;
+        if (entry->code) /* asking Python has let in another thread */
+            return known(code);
         *entry = (Known){code, role, 0};
         return entry;
     }
     return NULL;
 }
 
-static PyObject *tuple_of(PyObject *code, int at, PyObject *user, int user_at)
+/* Return the entry of a call site, or an empty one for it; NULL if there is none to be had. */
+static Place *entry_of(PyObject *code, int at, PyObject *user, int user_at)
 {
     size_t start = slot_of(code, (size_t)at * 31 + (size_t)user_at + (size_t)(uintptr_t)user, PLACES);
     for (size_t probe = 0; probe < PROBES; probe++) {
         Place *entry = &places[(start + probe) % PLACES];
-        if (entry->code == code && entry->at == at && entry->user == user
-            && entry->user_at == user_at)
-            return entry->tuple;
-        if (entry->code)
-            continue;
-        PyObject *number = PyLong_FromVoidPtr(code), *instruction;
-        if (user) {
-            PyObject *outer = PyLong_FromVoidPtr(user);
-            instruction = outer ? Py_BuildValue("(iNi)", at, outer, user_at) : NULL;
-        } else {
-            instruction = PyLong_FromLong(at);
-        }
-        PyObject *made = number && instruction ? PyTuple_Pack(2, number, instruction) : NULL;
-        Py_XDECREF(number);
-        Py_XDECREF(instruction);
-        if (made && !entry->code)
-            *entry = (Place){code, user, at, user_at, made};
-        else
-            Py_CLEAR(made);
-        PyErr_Clear();
-        return made;
+        if (!entry->code
+            || (entry->code == code && entry->at == at && entry->user == user
+                && entry->user_at == user_at))
+            return entry;
     }
     return NULL;
+}
+
+static PyObject *tuple_of(PyObject *code, int at, PyObject *user, int user_at)
+{
+    Place *entry = entry_of(code, at, user, user_at);
+    if (!entry || entry->code)
+        return entry ? entry->tuple : NULL;
+    PyObject *number = PyLong_FromVoidPtr(code), *instruction;
+    if (user) {
+        PyObject *outer = PyLong_FromVoidPtr(user);
+        instruction = outer ? Py_BuildValue("(iNi)", at, outer, user_at) : NULL;
+    } else {
+        instruction = PyLong_FromLong(at);
+    }
+    PyObject *made = number && instruction ? PyTuple_Pack(2, number, instruction) : NULL;
+    Py_XDECREF(number);
+    Py_XDECREF(instruction);
+    if (made && !entry->code)
+        *entry = (Place){code, user, at, user_at, made};
+    else
+        Py_CLEAR(made);
+    PyErr_Clear();
+    return made;
 }
 
 /* Return the user's frame above an installed one, with its code's entry; a new reference. */
@@ -133,22 +155,52 @@ static PyObject *installed(PyFrameObject *frame, Known *entry)
     return tuple_of(entry->code, at, NULL, 0);
 }
 
-PyObject *ns_place_here(void)
+/* Return the call site if all that it takes is known, from the frames themselves. A frame that has not
+ * begun yet is none to the interpreter's functions. None of these finds a place at its instruction,
+ * so that such a one is not found here either. */
+static PyObject *known_here(void)
+{
+    const char *frame = ns_frame_innermost();
+    const Known *entry = NULL, *user = NULL;
+    while (frame && (entry = known_yet(ns_frame_code(frame))) && entry->role == plumbing)
+        frame = ns_frame_back(frame);
+    if (!frame || !entry)
+        return NULL;
+    int at = ns_frame_lasti(frame), depth = 0;
+    const char *outer = frame;
+    if (entry->role != USER && entry->misses < PATIENCE) {
+        while (depth++ < DEPTH && (outer = ns_frame_back(outer))) {
+            user = known_yet(ns_frame_code(outer));
+            if (!user)
+                return NULL;
+            if (user->role == USER)
+                break;
+            user = NULL;
+        }
+        if (!user && entry->misses != FOUND)
+            return NULL; /* to be counted */
+    }
+    const Place *place = entry_of(entry->code, at, user ? user->code : NULL,
+                                  user ? ns_frame_lasti(outer) : 0);
+    return place ? place->tuple : NULL;
+}
+
+/* Return the call site from objects of the frames. */
+static PyObject *search(void)
 {
     if (!classify || !PyFrame_GetBack || !PyFrame_GetLasti)
         return NULL;
     PyFrameObject *frame = PyEval_GetFrame();
-    PyObject *found = NULL;
+    PyObject *found = elsewhere;
     Py_XINCREF(frame);
     while (frame) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         Known *entry = known((PyObject *)code);
         Py_DECREF(code);
-        if (!entry)
-            break;
-        if (entry->role != plumbing) {
-            found = entry->role == USER ? tuple_of(entry->code, PyFrame_GetLasti(frame), NULL, 0)
-                                        : installed(frame, entry);
+        if (!entry || entry->role != plumbing) {
+            found = !entry                ? NULL
+                    : entry->role == USER ? tuple_of(entry->code, PyFrame_GetLasti(frame), NULL, 0)
+                                          : installed(frame, entry);
             break;
         }
         PyFrameObject *outer = PyFrame_GetBack(frame);
@@ -159,15 +211,38 @@ PyObject *ns_place_here(void)
     return found;
 }
 
+PyObject *ns_place_here(void)
+{
+    PyObject *place = reads_frames ? known_here() : NULL;
+    return place ? place : search();
+}
+
+PyObject *ns_elsewhere(PyObject *Py_UNUSED(module), PyObject *begins)
+{
+    elsewhere = NULL;
+    if (begins == Py_True)
+        elsewhere = ns_place_here();
+    Py_RETURN_NONE;
+}
+
+PyObject *ns_place_by(PyObject *Py_UNUSED(module), PyObject *frames)
+{
+    PyObject *place = frames == Py_True ? known_here() : search();
+    place = place ? place : Py_None;
+    Py_INCREF(place);
+    return place;
+}
+
 PyObject *ns_places(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function;
-    int role;
-    if (!PyArg_ParseTuple(args, "Oi", &function, &role))
+    int role, reads;
+    if (!PyArg_ParseTuple(args, "Oip", &function, &role, &reads))
         return NULL;
     Py_INCREF(function);
     Py_XDECREF(classify);
     classify = function;
     plumbing = role;
+    reads_frames = reads;
     Py_RETURN_NONE;
 }

@@ -20,7 +20,7 @@ from ncclscope.tracing import scope
 from ncclscope_patches.probes import recording, works
 from ncclscope_patches.probes.probe import After, Before, Patch
 
-_plain_types: dict[type, bool] = {}
+plain_types: dict[type, bool] = {}
 
 _RETURNED = -1
 """For the core: a call that has returned has completed."""
@@ -75,7 +75,7 @@ def _planned(
 
     arguments = recording.planned(plan.op, plan.tensor, plan.redop)
     modes = (torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled)
-    method = recording.recorder(core, plan.posts, None, arguments, _plain_types, modes)
+    method = recording.recorder(core, plan.posts, None, arguments, plain_types, modes)
     listeners = scope.listeners
     replaced: Callable[..., Any] = core.replaced(
         function, patch, works.pending, guarded, method, None, listeners, _RETURNED, False
@@ -145,10 +145,10 @@ def is_real(tensor: Any) -> bool:
 def is_plain(tensor: Any) -> bool:
     """Return whether a tensor has data and a type that torch calls operators on directly."""
     kind = type(tensor)
-    plain = _plain_types.get(kind)
+    plain = plain_types.get(kind)
     if plain is None:
         import torch
 
         disabled = torch._C._disabled_torch_dispatch_impl
-        plain = _plain_types[kind] = kind.__torch_dispatch__ is disabled
+        plain = plain_types[kind] = kind.__torch_dispatch__ is disabled
     return plain and not tensor.is_meta

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ncclscope import native
-from ncclscope.model.sites import PLUMBING
 from ncclscope.ring import layout
 from ncclscope.ring.native_writer import NativeWriter
 from ncclscope.tracing import callsite, scope, session
@@ -245,7 +244,7 @@ def recorder(
     Returns:
         An object for the core's ``replaced``.
     """
-    core.places(callsite.role_of, PLUMBING)
+    callsite.teach(core)
     core.use_redops(_redops)
     if not _redops and "torch.distributed" in sys.modules:
         _learn_redops()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ncclscope import native
 from ncclscope.tracing import callsite, session
 from ncclscope_patches.probes.probe import Note
 
@@ -49,8 +50,14 @@ def _enter(_args: Any, _kwargs: Any) -> bool | None:
     if callsite.elsewhere is not None:
         return None  # a checkpoint runs a nested backward
     callsite.elsewhere = callsite.locate(sys._getframe(_CALLER))
+    core = native.core()
+    if core is not None:
+        core.elsewhere(True)
     return True
 
 
 def _leave(_token: Any = None) -> None:
     callsite.elsewhere = None
+    core = native.core()
+    if core is not None:
+        core.elsewhere(False)

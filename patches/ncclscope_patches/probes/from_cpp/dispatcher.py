@@ -20,15 +20,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope import native
 from ncclscope.tracing import coverage, scope, session
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.from_cpp import backward
 from ncclscope_patches.probes.from_cpp.group_hooks import GroupHooks
-from ncclscope_patches.probes.operators import is_plain
+from ncclscope_patches.probes.operators import is_plain, plain_types
 from ncclscope_patches.probes.posted_calls import READERS, first_tensor
-from ncclscope_patches.probes.posting import Read
+from ncclscope_patches.probes.posting import ALWAYS_SUM, Read
 from ncclscope_patches.probes.probe import Patch
-from ncclscope_patches.probes.recording import NOBODY, Handle, record, redop_name
+from ncclscope_patches.probes.recording import (
+    NOBODY,
+    Handle,
+    planned,
+    record,
+    recorder,
+    redop_name,
+)
 
 _GROUP, _REDUCTION = "process_group", "reduce_op"
 
@@ -99,6 +107,7 @@ class DispatcherProbe(Patch):
         self._library: Any = None
         self._hooks: GroupHooks | None = None
         self._sums_only = True
+        self._of_sums: list[Any] = []
 
     def install(self, module: Any) -> None:
         global _probe
@@ -116,6 +125,7 @@ class DispatcherProbe(Patch):
         if self._library is not None:
             self._library._destroy()
             self._library = None
+            self._of_sums.clear()
 
     def listen(self, group: Any = None, *, sums: bool = False) -> bool:
         """Record calls from now on: by a hook where torch has them and it suffices, or by kernels.
@@ -133,6 +143,8 @@ class DispatcherProbe(Patch):
                     self._watch_backward()
                 if self.active and not sums and self._sums_only:
                     self._sums_only = not reads_reductions()
+                    for kernel in () if self._sums_only else self._of_sums:
+                        kernel.leave()
                 if self.active and sums and _has_hooks(group):
                     self._hooks = self._hooks or GroupHooks(self, self._post)
                     self._hooks.add(group)
@@ -159,7 +171,35 @@ class DispatcherProbe(Patch):
                 if operator is not None:
                     names = [argument.name for argument in operator._schema.arguments]
                     kernel = self._kernel(operator.redispatch, after, self._recorder(read, names))
+                    kernel = self._in_core(kernel, operator, after, read, names)
                     self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+
+    def _in_core(
+        self, kernel: Callable[..., Any], operator: Any, after: Any, read: Read, names: list[str]
+    ) -> Callable[..., Any]:
+        """Return a kernel in C, which leaves to the given one the calls that take Python."""
+        core, given = native.core(), getattr(read, "plan", None)
+        if core is None or given is None:
+            return kernel
+        op, tensor, redop = given[:3]
+        if redop and not self._sums_only:
+            return kernel
+        method = recorder(
+            core,
+            process_groups.handles.posts,
+            None,
+            planned(op, tensor, ALWAYS_SUM if redop else 0),
+            plain_types,
+            (),
+        )
+        unbox = sys.modules["torch.distributed"].ProcessGroup.unbox
+        redispatch = getattr(operator._handle, "redispatch_boxed", operator.redispatch)
+        made: Callable[..., Any] = core.kernel(
+            self, kernel, method, unbox, redispatch, after, _phases, names.index(_GROUP)
+        )
+        if redop:
+            self._of_sums.append(made)
+        return made
 
     def _kernel(
         self,

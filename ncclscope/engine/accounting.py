@@ -236,6 +236,7 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
         else:
             follows = explained or _is_behind(case, graph, one)
             found.append(as_consequence(one) if follows else one)
+    found = _unless_too_few(graph, found)
     open_ranks = repair - _named(found)
     if alone is not None and open_ranks <= graph.awaited:
         # Who has ended will not come; others may, unless all have waited for long.
@@ -247,6 +248,22 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
     if explained:
         found = [_by_stream(case, graph, one) if one.role == "cause" else one for one in found]
     return [_unless_rivals(case, graph, one) if one.role == "cause" else one for one in found]
+
+
+def _unless_too_few(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings as open among the ranks at all ends of chains, if they name few of these.
+
+    Only where these explain the hang, as do others: which ranks diverged is not known.
+    """
+    named, ends = _named(findings), graph.sinks - graph.waiting.keys()
+    if not named or not named < ends or len(graph.cheapest) < 2 or ends not in graph.cheapest:
+        return list(findings)
+    found = []
+    for one in findings:
+        if one.role == "cause":
+            one = one.undecided(sorted(ends)) if one.diverging_ranks else as_consequence(one)
+        found.append(one)
+    return found
 
 
 def _has_ended(case: Case, graph: WaitGraph, number: int) -> bool:

@@ -200,7 +200,9 @@ def _singled_out(case: Case, finding: Finding, seen: Sequence[Finding]) -> Findi
     absent rank is stuck outside of any collective; that of a rank which waits in a recorded call
     shows no more than the record.
     """
-    undecided = (finding.kind in WAITS and not finding.awaited) or finding.kind == "stalled"
+    lacks_half = finding.kind == "p2p_mismatch" and None in (finding.odd, finding.peers)
+    is_absence = (finding.kind in WAITS or lacks_half) and not finding.awaited
+    undecided = is_absence or finding.kind == "stalled"
     if finding.role != "cause" or finding.diverging_ranks or not undecided:
         return finding
     for one in seen:

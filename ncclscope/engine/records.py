@@ -8,11 +8,12 @@ from functools import cached_property
 from ncclscope.engine.sequences.align import align_windows
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
+from ncclscope.model.signature import ROOTED_OPS
 
 DEAD_SECONDS = 2.0
 """A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
 _COMPARED = 64
-"""Newest common calls of two ranks whose times are compared."""
+"""Newest common calls of two ranks, and ranks, whose times are compared."""
 
 
 class Records:
@@ -49,13 +50,30 @@ class Records:
     def quiet_seconds(self, rank: Rank) -> float | None:
         """Return the seconds from a rank's last call to its last heartbeat; None when unknown.
 
+        A call that has completed counts from when the last member of its host posted it.
+
         Both times are by the rank's own clock. A watch of other hosts has measured the seconds by
         a monotonic clock, and only then are they in the details.
         """
         known = self._quiet.get(rank.rank)
         if known is None or known[0] is not rank:
-            known = self._quiet[rank.rank] = rank, _quiet_seconds(rank)
+            known = self._quiet[rank.rank] = rank, _quiet_seconds(rank, self._completed_after(rank))
         return known[1]
+
+    def _completed_after(self, rank: Rank) -> int:
+        """Return when a rank's last call cannot have completed yet: all had to post it first.
+
+        By the clock of its host; 0 where that is not known, or the job is large.
+        """
+        last, boot = rank.last_call(), rank.details.get("boot_id")
+        if last is None or last.state is not State.COMPLETED or last.op in ROOTED_OPS or not boot:
+            return 0
+        if len(self.run.ranks) > _COMPARED:
+            return 0
+        members = [one for one in self.run.members(last.comm) if one.details.get("boot_id") == boot]
+        logs = [self.logs(last.comm)[one.rank] for one in members]
+        calls = (log.call(last.seq) for log in logs if log.first <= last.seq <= log.calls)
+        return max((call.time_ns or 0 for call in calls), default=0)
 
     @cached_property
     def _quiet(self) -> dict[int, tuple[Rank, float | None]]:
@@ -134,14 +152,14 @@ def have_one_time(rank: Rank, other: Rank) -> bool:
     return False
 
 
-def _quiet_seconds(rank: Rank) -> float | None:
+def _quiet_seconds(rank: Rank, completed_ns: int) -> float | None:
     if (measured := rank.details.get("quiet_seconds")) is not None:
         return float(measured)
     if rank.last_seen_ns is None:
         return None
     last = [rank.last_call(), *rank.last_transfers().values()]
     times = [call.time_ns for call in last if call is not None and call.time_ns]
-    since = max(times, default=rank.started_ns)
+    since = max([*times, completed_ns] if times else [], default=rank.started_ns)
     return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
 
 

@@ -328,9 +328,21 @@ class Watcher:
         if stuck and not verdict.in_trouble:
             # Other ranks may still move, and their short waits could hide this hang.
             near = {cursor.path for cursor in self._near(living, stuck)}
-            alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
+            alone = self._diagnose_near(ranks, near)
             verdict = alone if alone.in_trouble else verdict
         return verdict
+
+    def _diagnose_near(self, ranks: Sequence[Rank], near: set[Path]) -> Verdict:
+        """Diagnose some ranks, and those without which that would name one as without a record."""
+        while True:
+            kept = [rank for rank in ranks if Path(rank.source) in near]
+            verdict = self._diagnose(kept)
+            cause = verdict.cause
+            about = {*cause.diverging_ranks, *cause.candidate_ranks} if cause is not None else set()
+            more = {Path(rank.source) for rank in ranks if rank.rank in about} - near
+            if not more:
+                return verdict
+            near |= more
 
     def _examine_what_is_over(self, past: Sequence[RingCursor]) -> None:
         """Diagnose an ended job that was seen running."""

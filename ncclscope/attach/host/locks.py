@@ -1,6 +1,7 @@
 """Read from /proc/locks for whose file locks processes wait.
 
-The kernel lists each lock with the process that took it, and below it those that wait for it.
+The kernel lists each lock with the process that took it, and below it those that wait for it. A
+process that a rank has started counts as the rank.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclscope.model import Run
+from ncclscope.procfs import ancestors
 
 _LOCKS = Path("/proc/locks")
 _MOST_BYTES = 1 << 22
@@ -37,12 +39,18 @@ def holders_of(ranks: Mapping[int, int], locks: Path = _LOCKS) -> dict[int, tupl
     for line in text.splitlines():
         if (match := _LINE.match(line)) is None:
             continue
-        rank = ranks.get(int(match[3]), -1)
+        rank = _rank_of(int(match[3]), ranks)
         if not match[2]:
             holders[match[1]] = rank
         elif rank >= 0:
             found.setdefault(rank, set()).add(holders.get(match[1], -1))
     return {rank: tuple(sorted(of)) for rank, of in sorted(found.items())}
+
+
+def _rank_of(pid: int, ranks: Mapping[int, int]) -> int:
+    if pid <= 0 or pid in ranks:
+        return ranks.get(pid, -1)
+    return next((ranks[one] for one in ancestors(pid) if one in ranks), -1)
 
 
 def with_locks(run: Run, locks: Path = _LOCKS) -> Run:

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from ncclscope.engine.case import Case
 from ncclscope.engine.processes.motion import Motion, read_motions
 from ncclscope.engine.waits.engine_steps import is_idle
+from ncclscope.engine.waits.waits import is_in_transfer
 from ncclscope.model import Activity, Call, Rank
 from ncclscope.model.snapshot import Frame
 from ncclscope.wording.names import call_on, call_text
 from ncclscope.wording.waits import ACTIVITIES, Place, activity_text
+
+_OF_TRANSFERS = ("p2p", "wait")
+"""What stacks may show of a rank in a transfer besides its operation."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,10 @@ def _position(case: Case, rank: Rank, motion: Motion | None) -> Position:
     if motion is not None and motion.condition == "moving":
         return Position(number, "moving", motion.text, frame=frame)
     if motion is not None and motion.is_waiting and number not in case.waits.heads:
+        last = rank.last_call(transfers=True) if is_in_transfer(rank) else None
+        if last is not None and motion.op in (last.op, *_OF_TRANSFERS):
+            where = call_on(case.run.communicators[last.comm], last)
+            return Position(number, "waiting", where, last, frame, quiet)
         return Position(number, "waiting", motion.text, frame=frame, seconds=quiet)
     if (doing := _unrecorded(rank.activities)) is not None:
         seconds = None

@@ -161,7 +161,7 @@ class WaitGraph:
 
     def calls_for(self, rank: int) -> list[tuple[int, Call]]:
         """Return who waits in which call for a rank, or for one that waits outside for it."""
-        outside = {wait.rank for wait in self.waits if wait.is_passed_on and rank in wait.awaited}
+        outside = {wait.rank for wait in self.waits if wait.outside and rank in wait.awaited}
         return [
             (wait.rank, wait.call)
             for wait in self.waits

@@ -21,22 +21,22 @@ from tests.support.snapshots import in_collective, judged, snapshot, stack, work
 ClusterOf = Callable[[int], Cluster]
 Locks = Mapping[int, tuple[int, ...]]
 LISTED = b"""\
-1: POSIX  ADVISORY  WRITE 501 fe:00:17 0 EOF
-2: FLOCK  ADVISORY  WRITE 100 00:1b:51 0 EOF
-2: -> FLOCK  ADVISORY  WRITE 101 00:1b:51 0 EOF
-2:  -> FLOCK  ADVISORY  READ  102 00:1b:51 0 EOF
+1: POSIX  ADVISORY  WRITE 900000501 fe:00:17 0 EOF
+2: FLOCK  ADVISORY  WRITE 900000100 00:1b:51 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 900000101 00:1b:51 0 EOF
+2:  -> FLOCK  ADVISORY  READ  900000102 00:1b:51 0 EOF
 3: OFDLCK ADVISORY  READ -1 00:06:52 0 0
-3: -> OFDLCK ADVISORY  WRITE 103 00:06:52 0 0
-4: LEASE  ACTIVE    READ  100 00:06:53 0 EOF
+3: -> OFDLCK ADVISORY  WRITE 900000103 00:06:52 0 0
+4: LEASE  ACTIVE    READ  900000100 00:06:53 0 EOF
 garbage
-5: -> POSIX  ADVISORY  WRITE 101 00:06:54 0 EOF
+5: -> POSIX  ADVISORY  WRITE 900000101 00:06:54 0 EOF
 """
 AT_LOCK = stack("train.py:1 <module>", "train.py:24 rewrite")
 
 
 def test_waiters_are_listed_below_the_holder(tmp_path: Path) -> None:
     (tmp_path / "locks").write_bytes(LISTED)
-    ranks = {100: 0, 101: 1, 102: 2, 103: 3}
+    ranks = {900000100 + rank: rank for rank in range(4)}
 
     assert holders_of(ranks, tmp_path / "locks") == {1: (-1, 0), 2: (0,), 3: (-1,)}
     assert holders_of(ranks, tmp_path / "missing") == {}
@@ -60,12 +60,20 @@ def test_the_kernel_lists_a_lock_of_this_process(tmp_path: Path) -> None:
     assert found == {1: (0,)}
 
 
+def test_what_a_rank_has_started_waits_for_it(tmp_path: Path) -> None:
+    """The kernel lists this process, which a rank has started."""
+    listed = LISTED.replace(b"900000101", str(os.getpid()).encode())
+    (tmp_path / "locks").write_bytes(listed)
+
+    assert holders_of({900000100: 0, os.getppid(): 1}, tmp_path / "locks") == {1: (-1, 0)}
+
+
 def test_only_living_processes_of_this_host_are_looked_up(
     cluster_of: ClusterOf, tmp_path: Path
 ) -> None:
     (tmp_path / "locks").write_bytes(LISTED)
     run = cluster_of(2).run()
-    ranks = [replace(one, pid=100 + one.rank, alive=True) for one in run.ranks]
+    ranks = [replace(one, pid=900000100 + one.rank, alive=True) for one in run.ranks]
     dead = [replace(one, alive=False) for one in ranks]
 
     assert with_locks(replace(run, ranks=tuple(ranks)), tmp_path / "locks").locks == {1: (-1, 0)}
@@ -204,7 +212,7 @@ def test_who_holds_a_lock_and_meets_the_others_there_is_named() -> None:
 def test_locks_of_a_bundle_are_not_looked_up_again(cluster_of: ClusterOf, tmp_path: Path) -> None:
     (tmp_path / "locks").write_bytes(LISTED)
     run = cluster_of(2).run()
-    ranks = tuple(replace(one, pid=100 + one.rank, alive=True) for one in run.ranks)
+    ranks = tuple(replace(one, pid=900000100 + one.rank, alive=True) for one in run.ranks)
     bundle = replace(run, ranks=ranks, snapshot=snapshot([]), locks={0: (1,)})
 
     assert with_locks(bundle, tmp_path / "locks").locks == {0: (1,)}

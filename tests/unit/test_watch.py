@@ -24,6 +24,7 @@ from ncclscope.watch import watch as watch_module
 from ncclscope.watch.gpu_load import GpuLoad, all_spin
 from ncclscope.watch.poll import Poll
 from ncclscope.watch.watch import Watcher
+from tests.support.cluster import Cluster
 from tests.support.programs import run_program
 from tests.support.rings import slot, tracer_in
 from tests.support.snapshots import gpus
@@ -446,6 +447,27 @@ def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
 
     assert status == "hung"
     assert verdict_of(poll) == ("not_joined", (1,))
+
+
+def test_a_rank_that_a_part_judged_alone_waits_for_left_a_record(rings: Path) -> None:
+    """Ranks 0 to 2 wait in a group of theirs, for what rank 3 is to send to rank 1."""
+    cluster = Cluster(rings, 4)
+    for _ in range(3):
+        cluster.post([3], "world", "send", peer=1)
+        cluster.post([1], "world", "recv", peer=3)
+        cluster.post([0, 1, 2], "tp:0", members=[0, 1, 2])
+    cluster.post([1], "world", "recv", peer=3, done=False)
+    cluster.post([0, 2], "tp:0", members=[0, 1, 2], done=False)
+    ranks = [replace(rank, alive=True) for rank in cluster.run().ranks]
+    near = {Path(rank.source) for rank in ranks[:3]}
+    watcher = Watcher(rings, stall=STALL)
+
+    assert watcher._diagnose([rank for rank in ranks if Path(rank.source) in near]).run.missing
+    verdict = watcher._diagnose_near(ranks, near)
+
+    assert verdict.status == "hung"
+    assert verdict.run.missing == ()
+    assert "left no record" not in verdict.summary
 
 
 def test_the_order_inside_a_group_is_no_alarm_and_what_comes_after_is(job: Job) -> None:

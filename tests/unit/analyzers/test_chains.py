@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from ncclscope import diagnose
 from ncclscope.model.activities import STORE_WAIT
 from tests.support.cluster import Cluster
 
@@ -125,3 +127,31 @@ def test_a_rank_at_a_store_is_no_more_to_blame_than_who_may_set_the_key(
     _at_store(cluster, 1)
 
     assert {ranks for _, ranks in _named(cluster)} == {(0, 1, 2, 3)}
+
+
+def test_a_dead_rank_that_may_have_set_a_key_is_what_all_wait_for(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history(members=[0, 1, 2])
+    cluster.post([0, 1], "tp:0", members=[0, 1, 2], done=False)
+    _at_store(cluster, 2)
+    run = cluster.run()
+    *others, last = (replace(one, alive=True) for one in run.ranks)
+    gone = replace(last, alive=False, last_seen_ns=(last.last_seen_ns or 0) - 40_000_000_000)
+
+    cause = diagnose(replace(run, ranks=(*others, gone))).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
+
+
+def test_of_two_ranks_at_the_ends_of_all_chains_none_is_named_alone(cluster_of: ClusterOf) -> None:
+    """Rank 1 waits to receive from rank 2; rank 0 waits for all, and rank 3 is in no call."""
+    cluster = cluster_of(4)
+    for _ in range(4):
+        cluster.post([2], "tp:0", "send", peer=1)
+        cluster.post([1], "tp:0", "recv", peer=2)
+        cluster.post(cluster.everybody, "tp:0")
+    cluster.post([1], "tp:0", "recv", peer=2, done=False)
+    cluster.post([0], "tp:0", done=False)
+
+    assert _named(cluster) == [("not_joined", (2, 3))]

@@ -19,7 +19,13 @@ from ncclscope.attach import flight_pipe, native
 from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
 from ncclscope.attach.host.locks import holders_of
 from ncclscope.attach.host.queues import with_queues
-from ncclscope.attach.host.sockets import accepted, clients, lost_peers, socket_source
+from ncclscope.attach.host.sockets import (
+    accepted,
+    clients,
+    lost_peers,
+    other_ends,
+    socket_source,
+)
 from ncclscope.attach.kinship import engines_of, served_port, servers_of
 from ncclscope.attach.processes import (
     Placed,
@@ -168,13 +174,14 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         recorded = None if every is None else _sampled(every, pids)
     kernel, kernel_source = read_kernel_log(options.kernel_log)
     ranks = {one.candidate.pid: one.rank for one in placed}
-    meeting, locks = accepted(ranks), holders_of(ranks)
+    meeting, locks, ends = accepted(ranks), holders_of(ranks), other_ends(ranks)
     workers = tuple(
         replace(
             _worker(one, samples),
             lost_peers=lost_peers(one.candidate.pid),
             accepted=meeting.get(one.candidate.pid, ()),
             locked_by=locks.get(one.rank, ()),
+            other_end=ends.get(one.candidate.pid, -1),
         )
         for one in placed
     )

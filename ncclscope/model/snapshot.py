@@ -157,6 +157,8 @@ class Worker:
             there, -1 for any other process. Ports without connections are left out.
         clients: Of a server: connections to the port on which it serves.
         locked_by: Ranks that hold the file locks for which it waits, -1 for any other process.
+        other_end: Rank at the other end of the TCP connection in which its main thread waits to
+            send or to receive; -1 without.
     """
 
     pid: int
@@ -175,6 +177,7 @@ class Worker:
     accepted: tuple[tuple[int, ...], ...] = ()
     clients: int = 0
     locked_by: tuple[int, ...] = ()
+    other_end: int = -1
 
 
 @dataclass(frozen=True)

@@ -278,4 +278,5 @@ _SPECIAL: dict[tuple[type, str], Callable[[Any], Any]] = {
         tuple(map(rank_number, _list(peers))) for peers in _list(value)
     ),
     (Worker, "locked_by"): lambda value: tuple(map(rank_number, _list(value))),
+    (Worker, "other_end"): rank_number,
 }

@@ -134,12 +134,13 @@ class Wait(Phrase):
 
 
 class Lock(Phrase):
-    """Whose file locks ranks wait for, and what keeps their engines from sending work."""
+    """For whom ranks wait outside of calls: at file locks, at sockets, for work."""
 
     HELD = "rank {0} waits for a file lock that {1} {1:hold}"
     OWN = "rank {} waits for a file lock of its own, which it or a process that it started holds"
     IN_CALL = "rank {} waits for {} in its call"
     IN_MEETING = "rank {} waits for {} to meet"
+    SOCKET = "rank {} waits at a socket for {}"
     WORK = "rank {} waits for work: {}"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclscope.attach.blocked import blocked_socket
 from ncclscope.model.snapshot import Source, Worker
 
 NAME = "sockets"
@@ -68,6 +69,35 @@ def accepted(ranks: Mapping[int, int], proc: Path = Path("/proc")) -> dict[int, 
     Returns:
         The peers' ranks by port, -1 for other processes, as `Worker.accepted` has them, by pid.
     """
+    tables, owner = _tables(ranks, proc)
+    return {pid: _accepted(table, owner) for pid, table in tables.items()}
+
+
+def other_ends(ranks: Mapping[int, int], proc: Path = Path("/proc")) -> dict[int, int]:
+    """Return the rank at the other end of the connection in which each main thread waits, by pid.
+
+    Args:
+        ranks: The ranks of this host, by pid.
+        proc: Mount point of procfs.
+
+    Returns:
+        The ranks; processes that wait in none, or for another process, are left out.
+    """
+    waiting = {pid: inode for pid in ranks if (inode := blocked_socket(proc / str(pid)))}
+    tables, owner = _tables(ranks, proc) if waiting else ({}, {})
+    found = {}
+    for pid, inode in waiting.items():
+        for one in tables[pid]:
+            other = owner.get((one.remote, one.local), ranks[pid])
+            if one.inode == inode and other != ranks[pid]:
+                found[pid] = other
+    return found
+
+
+def _tables(
+    ranks: Mapping[int, int], proc: Path
+) -> tuple[dict[int, list[_Connection]], dict[object, int]]:
+    """Return the connections of each process, and the rank of each end that is established."""
     tables: dict[int, list[_Connection]] = {}
     for pid in ranks:
         home = proc / str(pid)
@@ -80,7 +110,7 @@ def accepted(ranks: Mapping[int, int], proc: Path = Path("/proc")) -> dict[int, 
         for one in table
         if one.state == _ESTABLISHED
     }
-    return {pid: _accepted(table, owner) for pid, table in tables.items()}
+    return tables, owner
 
 
 def _accepted(table: Sequence[_Connection], owner: Mapping[object, int]) -> _Accepted:

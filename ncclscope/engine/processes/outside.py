@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.engine.case import Case
 from ncclscope.engine.precedence import WAITS, as_consequence
+from ncclscope.engine.processes.motion import read_motions
 from ncclscope.engine.repairs.graph import Outside, Wait, WaitGraph
 from ncclscope.engine.waits.engine_steps import links_behind
 from ncclscope.engine.waits.graph import store_waits, wait_graph
@@ -29,7 +30,7 @@ def past_outside(case: Case, findings: Sequence[Finding]) -> list[Finding]:
         findings: The findings.
     """
     found = list(findings)
-    if case.run.locks or any("engine" in one.labels for one in case.run.others):
+    if _may_pass_on(case.run):
         found = _past_waits(case, findings)
     at_store = {wait.rank for wait in store_waits(case.run)}
     found = [_at_store(case, one) if at_store & {*one.diverging_ranks} else one for one in found]
@@ -60,21 +61,40 @@ def _at_store(case: Case, finding: Finding) -> Finding:
     )
 
 
+def _may_pass_on(run: Run) -> bool:
+    """Return whether ranks may wait for others at locks or sockets, or for work."""
+    seen = () if run.snapshot is None else run.snapshot.workers
+    has_engines = any("engine" in one.labels for one in run.others)
+    return bool(run.locks) or has_engines or any(one.other_end >= 0 for one in seen)
+
+
 def _past_waits(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings on ranks at locks, or without work, as those on the ends of their chains.
 
     Ranks that wait for each other, one of them for a lock, wait for ever, whatever others do.
     """
-    found: list[Finding] = []
-    known: set[tuple[int, ...]] = set()
-    for one in findings:
-        if one.role == "cause" and (_is_absence(one) or one.kind == _MEETING):
-            one = _in_its_ends(case.run, wait_graph(case), one)
-            about = one.diverging_ranks or one.candidate_ranks
-            one = as_consequence(one) if about in known else one
-            known.add(about)
-        found.append(one)
+    graph, found = wait_graph(case), list[Finding]()
+    passed = [
+        _in_its_ends(case, graph, one, findings)
+        if one.role == "cause" and (_is_absence(one) or one.kind == _MEETING)
+        else one
+        for one in findings
+    ]
+    # Who is named for what it did itself is not named once more for what others wait for.
+    known = [
+        _about(one)
+        for one, before in zip(passed, findings, strict=True)
+        if one is before and one.role == "cause" and _is_absence(one)
+    ]
+    for one, before in zip(passed, findings, strict=True):
+        is_again = one is not before and one.role == "cause" and _about(one) in known
+        found.append(as_consequence(one) if is_again else one)
+        known.append(_about(one))
     return found
+
+
+def _about(finding: Finding) -> tuple[int, ...]:
+    return finding.diverging_ranks or finding.candidate_ranks
 
 
 def _is_absence(finding: Finding) -> bool:
@@ -83,7 +103,9 @@ def _is_absence(finding: Finding) -> bool:
     return lacks_half or finding.kind in WAITS
 
 
-def _in_its_ends(run: Run, graph: WaitGraph, finding: Finding) -> Finding:
+def _in_its_ends(
+    case: Case, graph: WaitGraph, finding: Finding, findings: Sequence[Finding]
+) -> Finding:
     waits = {wait.rank: wait for wait in graph.waits if wait.is_passed_on}
     about = {*(finding.diverging_ranks or finding.candidate_ranks)}
     inside = about & graph.waiting.keys() - waits.keys()
@@ -95,10 +117,14 @@ def _in_its_ends(run: Run, graph: WaitGraph, finding: Finding) -> Finding:
     ends = graph.ends(held)
     if any(one in waits and waits[one].outside is Outside.WORK for one in ends):
         return finding  # in a cycle, no one keeps the others from work
+    if ends <= _waiting_as_seen(case) - graph.waiting.keys():
+        # They wait in calls that are not recorded: for whom, another finding may say.
+        others = [one for one in findings if one is not finding and one.role == "cause"]
+        return as_consequence(finding) if others else finding.undecided(sorted(about | ends))
     ends = ends & frozenset().union(*graph.cheapest) or ends
     ranks = sorted((about - waits.keys() - inside) | ends)
     meets = finding.kind == _MEETING
-    lines = [_passed_on(run, waits[one]) for one in sorted(reached & waits.keys())]
+    lines = [_passed_on(case.run, waits[one]) for one in sorted(reached & waits.keys())]
     lines += [
         (Lock.IN_MEETING if meets else Lock.IN_CALL).of(one, sorted(graph.awaited_by(one)))
         for one in ranks
@@ -118,12 +144,18 @@ def _in_its_ends(run: Run, graph: WaitGraph, finding: Finding) -> Finding:
     )
 
 
+def _waiting_as_seen(case: Case) -> frozenset[int]:
+    """Return the ranks that stacks show in calls."""
+    motions = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
+    return frozenset(number for number, one in motions.items() if one.is_waiting)
+
+
 def _passed_on(run: Run, wait: Wait) -> str:
     if wait.outside is Outside.WORK:
         links = links_behind(run, run.by_rank[wait.rank])
         return Lock.WORK.of(wait.rank, ", and ".join(link.text for link in links))
-    return (
-        Lock.OWN.of(wait.rank)
-        if wait.awaited == {wait.rank}
-        else Lock.HELD.of(wait.rank, wait.awaited)
-    )
+    if wait.outside is Outside.SOCKET:
+        return Lock.SOCKET.of(wait.rank, wait.awaited)
+    if wait.awaited == {wait.rank}:
+        return Lock.OWN.of(wait.rank)
+    return Lock.HELD.of(wait.rank, wait.awaited)

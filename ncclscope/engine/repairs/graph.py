@@ -31,6 +31,7 @@ class Outside(Enum):
 
     LOCK = "lock"
     MEETING = "meeting"
+    SOCKET = "socket"
     STORE = "store"
     WORK = "work"
 
@@ -49,8 +50,8 @@ class Wait:
         lost: Whether the rank lost its connection to one of these. It would not have if that one
             had gone on; what the rank itself did otherwise would not have kept it.
         outside: What it waits for instead of a call: a file lock, which the awaited ranks hold, a
-            key of a store, work, which its engine sends once the awaited ranks go on, or the
-            meeting of all ranks in `init_process_group`.
+            key of a store, the other end of a connection, work, which its engine sends once the
+            awaited ranks go on, or the meeting of all ranks in `init_process_group`.
     """
 
     rank: int
@@ -69,7 +70,7 @@ class Wait:
     @property
     def is_passed_on(self) -> bool:
         """Whether it is known for whom it waits outside of any call, and that they keep it."""
-        return self.outside in (Outside.LOCK, Outside.WORK)
+        return self.outside in (Outside.LOCK, Outside.SOCKET, Outside.WORK)
 
     @property
     def is_transfer(self) -> bool:

@@ -92,7 +92,7 @@ def wait_graph(case: Case) -> WaitGraph:
         for one in case.divergences
         if _blocks(case, one)
     ]
-    at_locks = _lock_waits(case)
+    at_locks = [*_lock_waits(case), *_socket_waits(case)]
     elsewhere = {wait.rank for wait in at_locks}
     halves = {rank: own for rank, own in _halves(case, unseen).items() if rank not in elsewhere}
     heads = {rank: own for rank, own in case.waits.heads_by_thread.items() if rank not in elsewhere}
@@ -225,6 +225,20 @@ def _lock_waits(case: Case) -> list[Wait]:
             if motion.is_waiting and rank not in at_locks
         ]
     return found
+
+
+def _socket_waits(case: Case) -> list[Wait]:
+    """Return the waits for the rank at the other end of a connection, as stacks show them."""
+    snapshot = case.run.snapshot
+    if snapshot is None or all(one.other_end < 0 for one in snapshot.workers):
+        return []
+    busy = {*case.waits.pending_calls, *case.run.locks}
+    return [
+        Wait(rank, None, frozenset({motion.worker.other_end}), outside=Outside.SOCKET)
+        for rank, motion in sorted(read_motions(snapshot).items())
+        if motion.worker.other_end in case.run.by_rank and rank not in busy
+        if motion.condition == "still" and motion.waits == "socket"
+    ]
 
 
 def store_waits(run: Run) -> list[Wait]:

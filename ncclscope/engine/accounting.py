@@ -253,10 +253,12 @@ def _accounted(case: Case, graph: WaitGraph, findings: Sequence[Finding]) -> lis
 def _unless_too_few(graph: WaitGraph, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings as open among the ranks at all ends of chains, if they name few of these.
 
-    Only where these explain the hang, as do others: which ranks diverged is not known.
+    Only where these explain the hang, as do others: which ranks diverged is not known. Nor of one
+    that has ended, whatever others do.
     """
     named, ends = _named(findings), graph.sinks - graph.waiting.keys()
-    if not named or not named < ends or len(graph.cheapest) < 2 or ends not in graph.cheapest:
+    is_open = len(graph.cheapest) > 1 and ends in graph.cheapest
+    if not is_open or not named or not named < ends or named & (graph.gone | graph.abnormal):
         return list(findings)
     found = []
     for one in findings:

@@ -77,7 +77,11 @@ def test_two_replicas_of_one_worker_schedule_asynchronously(
         r"for \d+ s: rank 1 has not answered execute_dummy_batch)"
     )
     assert re.fullmatch(waits, verdict["evidence"][-1])
-    assert verdict["summary"].endswith("in which rank 1 waits; it is idle, in dequeue.")
+    assert re.search(
+        r"in which rank 1 waits; it is idle, in dequeue: engine 0 \(pid \d+\) is stopped by a "
+        r"signal \(state T\)\.$",
+        verdict["summary"],
+    )
 
 
 def test_untraced_replicas_answer_the_same(single: Answers, directory: Path) -> None:

@@ -118,7 +118,7 @@ _ROWS = [
         "blocks_ready_deferred", "torch",
         "rank 2 leaves it to its next step to say that blocks are written; its thread waits for "
         "that, a thread of rank 0 for the blocks, rank 1 for rank 0, and rank 2 for rank 1",
-        # All four wait for one another in a circle; what is late in it, no call shows.
+        # All four wait for one another in a cycle; what is late in it, no call shows.
         (2,), (*PIPELINE, *HALT, "order_cycle"), undecided=_ALL,
     ),
     # Calls that are left out behind other waits
@@ -286,7 +286,7 @@ STORIES: dict[str, dict[str, Any]] = {
         "story": "Rank 2 would say in step 11 that the blocks of step 10 are written. Its thread "
         "waits for that, a thread of rank 0 in dist.recv() from it, the main thread of rank 0 for "
         "that thread, rank 1 in dist.recv() from rank 0, rank 2 from rank 1, rank 3 from rank 2.",
-        "fair": "any set of the circle 0, 1, 2 without a name; rank 2 as likely or certain.",
+        "fair": "any set of the cycle 0, 1, 2 without a name; rank 2 as likely or certain.",
     },
     "score_key_unchanged": {
         "group": "(3, 4)", "op": "broadcast", "calls": -1, "step": "version 9",

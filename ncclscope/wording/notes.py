@@ -40,7 +40,7 @@ class Note(Phrase):
         "stopped or killed"
     )
     ENGINE_ENDED = "engine {0} (pid {1.pid}) {2}"
-    IS_AT = ", at {}"
+    IS_AT = ", its stack at {}"
     WORKERS = "its workers"
 
 
